@@ -116,6 +116,11 @@ def hash_file(path: str | os.PathLike[str]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def hash_json(content: Any) -> str:
+    """The SHA-256 of what JSON can hold, and of the text of anything else."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 2) -> None:
     """Writes what JSON can hold as a whole file that ends with a newline."""
     # Of a name that is not UTF-8 the replacement is the escape of JSON.
@@ -187,6 +192,12 @@ def read_rows(path: Path, key: str, kind: type) -> list[dict[str, Any]]:
             raise DataError(f"{path}: line {number} is not a row with {key!r}: remove the line.") from error
         rows.append(row)
     return rows
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Writes a JSON Lines file that is whole or absent."""
+    with whole_file(path, "w") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def remove_leftovers(folder: Path) -> None:

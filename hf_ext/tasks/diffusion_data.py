@@ -16,7 +16,8 @@ import math
 import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import IO, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from numpy.random import Generator
 from PIL import Image
 from torch import Tensor
 
+from hf_ext.files import whole_file
 from hf_ext.hub.checkpoints import split_revision
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 
@@ -242,9 +244,10 @@ def _unpack(row: dict[str, Any], column: str) -> np.ndarray:
     return values.astype(np.float32).reshape(shape)
 
 
-def write_tar(file: IO[bytes], examples: Iterable[tuple[str, dict[str, bytes]]]) -> None:
-    """Writes examples, each a name and the content of its files by their endings: equal ones make equal tar files."""
-    with tarfile.open(fileobj=file, mode="w") as tar:
+def write_tar(path: Path, examples: Iterable[tuple[str, dict[str, bytes]]]) -> None:
+    """Writes examples, each a name and the content of its files by their endings, as a tar file that is whole or
+    absent: equal ones make equal tar files."""
+    with whole_file(path) as file, tarfile.open(fileobj=file, mode="w") as tar:
         for name, parts in examples:
             for ending, content in parts.items():
                 about = tarfile.TarInfo(f"{name}.{ending}")

@@ -20,7 +20,7 @@ from PIL import Image
 
 from hf_ext.data.files import count_examples, refuse_cut_tars
 from hf_ext.distributed import Ranks
-from hf_ext.files import remove_leftovers_of, require_new, whole_file
+from hf_ext.files import hash_json, remove_leftovers_of, require_new, write_rows
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.progress import progress
 
@@ -54,7 +54,7 @@ def sample_folder(
     """
     size = batch_size or default_batch_size(pipeline, options)
     with ranks.together():
-        wanted = {"seed": seed, "conditions": _hash(list(conditions)), **_tell(options), **_parts(pipeline)}
+        wanted = {"seed": seed, "conditions": hash_json(list(conditions)), **_tell(options), **_parts(pipeline)}
     wanted["scheduler"] = {"class": type(pipeline.scheduler).__name__, **_tell(dict(pipeline.scheduler.config))}
     # A hidden name beside tar files: `datasets` would take it for data.
     settings = out / (SETTINGS if shard_size is None else f".{SETTINGS}")
@@ -92,8 +92,7 @@ def sample_folder(
                     write_picture(picture, path)
         else:
             for group in own:
-                with whole_file(_path(out, group.start, shard_size)) as file:
-                    write_tar(file, _pack(draw(group), conditions))
+                write_tar(_path(out, group.start, shard_size), _pack(draw(group), conditions))
     ranks.wait()
     if shard_size is None:
         ranks.ask_first(lambda: _write_metadata(pipeline, conditions, out))
@@ -143,10 +142,6 @@ def _tell(options: dict[str, Any]) -> dict[str, Any]:
     return dict(json.loads(json.dumps(kept, default=lambda x: hashlib.sha256(np.asarray(x).tobytes()).hexdigest())))
 
 
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
 def _parts(pipeline: DisentangledDiTPipeline) -> dict[str, Any]:
     """Hashes of all networks with their configurations, of the tokenizer, and the settings of texts."""
     found = {name: pipeline.config[name] for name in ("text_padding", "text_padding_noise", "max_text_length")}
@@ -156,18 +151,16 @@ def _parts(pipeline: DisentangledDiTPipeline) -> dict[str, Any]:
             config = config if isinstance(config, dict) else config.to_diff_dict()
             # Hidden names, and the version, tell where it was saved and by what.
             known = {key: value for key, value in config.items() if key[0] != "_" and key != "transformers_version"}
-            found[name] = _hash([weights_hash(part), known])
+            found[name] = hash_json([weights_hash(part), known])
         elif name == "tokenizer" and part is not None:
             # Its files would tell where it came from, too.
-            found[name] = _hash([type(part).__name__, part.get_vocab(), part.special_tokens_map])
+            found[name] = hash_json([type(part).__name__, part.get_vocab(), part.special_tokens_map])
     return found
 
 
 def _write_metadata(pipeline: DisentangledDiTPipeline, conditions: Sequence[Any], out: Path) -> None:
     column = "text" if pipeline.transformer.config.num_classes is None else "label"
-    with whole_file(out / METADATA, "w") as file:
-        # An earlier call may have drawn more.
-        paths = (_path(out, number) for number in itertools.count())
-        for number, path in enumerate(itertools.takewhile(_is_whole, paths)):
-            row = {"file_name": path.name, column: conditions[number % len(conditions)]}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    # An earlier call may have drawn more.
+    paths = itertools.takewhile(_is_whole, (_path(out, number) for number in itertools.count()))
+    pairs = zip(paths, itertools.cycle(conditions), strict=False)
+    write_rows(out / METADATA, ({"file_name": path.name, column: condition} for path, condition in pairs))

@@ -59,11 +59,7 @@ def open_pipeline(source: str) -> Checkpoint:
     """Opens a saved pipeline, a folder or `org/name[@revision]`, for transformer, schedule and classes."""
     if pipeline_index(source) is None:
         raise DataError(f"{source} is no diffusers pipeline, without model_index.json: give one, or a run's snapshot.")
-    name, revision = split_revision(source)
-    folder = Path(name)
-    if not folder.exists():
-        wanted = ["model_index.json", "transformer/*", "scheduler/*"]
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+    folder = _fetch(source, "model_index.json", "transformer/*", "scheduler/*")
     index = read_json_object(folder / "model_index.json")
     found = index.get("scheduler")
     kind: Any = getattr(diffusers, str(found[-1]), None) if isinstance(found, list) and found else None
@@ -83,14 +79,18 @@ def open_pipeline(source: str) -> Checkpoint:
     return Checkpoint(folder / "transformer", config, scheduler, id2label, index)
 
 
+def _fetch(source: str, *patterns: str) -> Path:
+    """The folder of a pipeline; of one on a Hub with the files of these patterns."""
+    name, revision = split_revision(source)
+    folder = Path(name)
+    return folder if folder.exists() else Path(snapshot_download(name, revision=revision, allow_patterns=[*patterns]))
+
+
 def is_part_of(source: str, part: str, module: Any, origin: str) -> bool:
     """True where a saved pipeline lacks this component, or has it with the weights of the module, from `origin`."""
     if pipeline_index(origin) == pipeline_index(source):
         return True
-    name, revision = split_revision(source)
-    folder = Path(name)
-    if not folder.exists():
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=[f"{part}/*"]))
+    folder = _fetch(source, f"{part}/*")
     if not (folder / part).is_dir():
         return True
     own = module.state_dict()

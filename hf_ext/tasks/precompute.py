@@ -6,7 +6,6 @@ alone is made again, and place and mirroring of the others stay. Of the missing 
 launch` takes the next one when it is ready: who has small pictures, or a faster device, takes more of them.
 """
 
-import json
 import logging
 import os
 from collections import deque
@@ -28,7 +27,7 @@ from hf_ext.data.bad_examples import describe_bad, name_bad
 from hf_ext.data.files import UNUSABLE, refuse_cut_tars
 from hf_ext.data.opening import find_files
 from hf_ext.distributed import Ranks, require_device
-from hf_ext.files import read_json, remove_leftovers, require_new, whole_file, write_json
+from hf_ext.files import read_json, remove_leftovers, require_new, whole_file, write_json, write_rows
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.progress import progress
 
@@ -240,16 +239,17 @@ class _Work:
         if not rows and self.settings.format == "tar":
             # `datasets` opens no set whose first tar file is empty.
             return
-        with whole_file(self._paths(part)[0]) as file:
-            if self.settings.format == "parquet":
-                # By columns: a part whose pictures are all bad, or to which none was dealt, has no rows. The schema
-                # carries the features, such as the names of classes.
-                columns = {name: [row[name] for row in rows] for name in self.features}
+        path, _ = self._paths(part)
+        if self.settings.format == "parquet":
+            # By columns: a part whose pictures are all bad, or to which none was dealt, has no rows. The schema
+            # carries the features, such as the names of classes.
+            columns = {name: [row[name] for row in rows] for name in self.features}
+            with whole_file(path) as file:
                 datasets.Dataset.from_dict(columns, features=self.features).to_parquet(file)
-                return
-            kinds = {name: getattr(kind, "feature", kind) for name, kind in self.features.items()}
-            binary = [name for name, kind in kinds.items() if getattr(kind, "dtype", "") in ("binary", "large_binary")]
-            write_tar(file, ((f"{part:05d}-{place:06d}", pack_row(row, binary)) for place, row in enumerate(rows)))
+            return
+        kinds = {name: getattr(kind, "feature", kind) for name, kind in self.features.items()}
+        binary = [name for name, kind in kinds.items() if getattr(kind, "dtype", "") in ("binary", "large_binary")]
+        write_tar(path, ((f"{part:05d}-{place:06d}", pack_row(row, binary)) for place, row in enumerate(rows)))
 
     def _require_few(self, ended: bool = False) -> list[dict[str, str]]:
         """The bad examples that are known; raises a ValueError where they are too many."""
@@ -269,8 +269,7 @@ class _Work:
     def finish(self) -> None:
         """One list of all bad examples; the records of the parts go when the folder is there."""
         if rows := self._require_few(ended=True):
-            with whole_file(self.folder / BAD, "w") as file:
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            write_rows(self.folder / BAD, rows)
 
     def _rows(self, part: int, advance: Callable[[int], None]) -> list[dict[str, Any]]:
         """The rows of a part, in their order, with pictures of one bucket encoded together."""

@@ -31,6 +31,7 @@ from hf_ext.data.camera_pictures import IMAGE_SUFFIXES
 from hf_ext.data.files import UNUSABLE, count_examples, find_tars
 from hf_ext.data.opening import find_files, open_source
 from hf_ext.data.source import DataSource
+from hf_ext.training.data import list_steps
 
 from ..errors import DataError
 
@@ -83,7 +84,7 @@ class Streams:
         kinds = {name: kind for name, kind in (stream.features or {}).items() if name != "__url__"}
         self.features = datasets.Features(kinds)
         self.unread = dict[int, str]()
-        if "tar_paths" in (step := _first_step(stream)).kwargs:
+        if "tar_paths" in (step := [*list_steps(stream)][-1]).kwargs:
             step.generate_examples_fn = partial(self._generate, step.generate_examples_fn)
         # To count those of the Hub, they would have to be read.
         is_here = not files[0].startswith(_HUB)
@@ -152,13 +153,6 @@ class Streams:
         return self.places[number]
 
 
-def _first_step(stream: Any) -> Any:
-    step: Any = getattr(stream, "_ex_iterable", None)
-    while hasattr(step, "ex_iterable"):
-        step = step.ex_iterable
-    return step
-
-
 def open_pictures(source: DataSource) -> Rows | Streams:
     """Opens pictures: files that can be streamed as they are, everything else as a data set that is read by number."""
     found = [] if source.parts else find_files(source.path)
@@ -171,7 +165,7 @@ def open_pictures(source: DataSource) -> Rows | Streams:
             raise
         # What cannot be streamed can be copied, or is refused again.
         stream = None
-    options = getattr(_first_step(stream), "kwargs", {})
+    options = {} if stream is None else getattr([*list_steps(stream)][-1], "kwargs", {})
     files = options.get("tar_paths") or ([] if found else options.get("files")) or []
     # Of a folder of pictures they are no names.
     names = [name for name in files if isinstance(name, str) and name.endswith((".tar", ".parquet"))]

@@ -121,12 +121,11 @@ class SeriesClassificationTask(SeriesTask, ClassificationTask):
     def validate_crop(self) -> None:
         require(self, ("crop", 0 <= self.crop < 1, "at least 0 and below 1"))
 
-    def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
-        scanned = super().read_data(data)
+    def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> None:
+        super().read_data(data)
         if self.deltas:
             changes = measure("input_delta", lambda example: np.diff(self.read_values(example), axis=0), data)
             self.learned |= {name: value for name, value in changes.items() if name == "input_delta_std"}
-        return scanned
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
         numbers = self.read_values(example)
@@ -210,8 +209,6 @@ class PositionsTask(SeriesTask, ClassificationTask):
         label_column (`str`, defaults to `"label"`):
             Column of the classes: numbers or names, one for each position; empty or -100 is no class.
     """
-
-    label_column: str = "label"
 
     model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForTokenClassification
     pipeline_tag: ClassVar[str] = "token-classification"

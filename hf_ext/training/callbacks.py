@@ -14,9 +14,6 @@ from accelerate import Accelerator
 from ..files import read_json, write_json
 from .arguments import TrainingArguments
 
-# Columns of `Clock.row`, which differ between equal runs.
-TIMINGS = ("samples_per_second", "data_share", "compute_share", "overhead_share", "memory_gb", "minutes_left")
-
 
 class Callback:
     """

@@ -20,13 +20,8 @@ Use: TypeAlias = Literal["train", "adapt", "evaluate"]
 def settle_classes(task: Any, stored: list[str], source: str | None, use: Use) -> None:
     """
     Decides by which names a task knows its classes, before its model is built: those in `task.label_names`, else those
-    of the checkpoint if it has all that the data names, else those of the data.
-
-    Args:
-        task: A task, whose `known_classes` are so far those that it read from the training data, or its own.
-        stored (`list[str]`): The names of the checkpoint's classes, in the order of their numbers.
-        source (`str`, *optional*): The checkpoint.
-        use (`str`): What the model is built for.
+    `stored` in the checkpoint, in the order of their numbers, if it has all that the data names, else those of the
+    data, which `task.known_classes` has until then.
     """
     given, found = getattr(task, "label_names", []), task.known_classes
     found = _spell(found, given or stored)

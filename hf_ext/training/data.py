@@ -148,7 +148,7 @@ class StreamBatches(IterableDataset):
 
     def __post_init__(self) -> None:
         # A digest of the random states from which a stream draws its order; of most streams those of no state.
-        drawn = [step.generator for step in _list_steps(self.stream) if hasattr(step, "generator")]
+        drawn = [step.generator for step in list_steps(self.stream) if hasattr(step, "generator")]
         states = [generator.bit_generator.state for generator in drawn]
         self.order = hashlib.sha256(repr(states).encode()).hexdigest()[:16]
         # Decoded here, after reading: a picture that cannot be decoded would end the stream inside of `datasets`.
@@ -205,8 +205,8 @@ class StreamBatches(IterableDataset):
             epoch, consumed = epoch + 1, 0
 
 
-def _list_steps(stream: datasets.IterableDataset) -> Iterator[Any]:
-    """The steps of `datasets` that a stream is made of: readers of shards, mixtures, maps, buffers."""
+def list_steps(stream: datasets.IterableDataset) -> Iterator[Any]:
+    """The steps of `datasets` that a stream is made of: buffers, maps, mixtures, and last the readers of shards."""
     left = [stream._ex_iterable]
     while left:
         step = left.pop()
@@ -264,7 +264,7 @@ class TrainingLoader:
             # A list of sources is shared out to the workers source by source, and a worker's state is first loaded
             # into the whole list, which has other entries.
             exact = _EXACT if num_workers < 2 else _EXACT - {"VerticallyConcatenatedMultiSourcesExamplesIterable"}
-            replay = not {type(step).__name__ for step in _list_steps(stream)} <= exact
+            replay = not {type(step).__name__ for step in list_steps(stream)} <= exact
             states = list(self.stream_states)
             batches = StreamBatches(stream, transform, seed, batch_size, replay, rank, first_batch, states, self.bad)
             self.loader = _QuietLoader(batches, batch_size=None, **options)

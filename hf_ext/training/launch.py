@@ -128,7 +128,6 @@ def main(
 
 def _run(task: "Task", arguments: TrainingArguments) -> None:
     import datasets
-    import torch
     import transformers
     from accelerate.utils.memory import should_reduce_batch_size
 
@@ -140,7 +139,7 @@ def _run(task: "Task", arguments: TrainingArguments) -> None:
     try:
         train(task, arguments)
     except RuntimeError as error:
-        if not (isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)):
+        if not should_reduce_batch_size(error):
             raise
         raise MemoryError(
             f"{error}\nReduce --per_device_train_batch_size and raise --gradient_accumulation_steps by as much, set "

@@ -1,7 +1,6 @@
 """Models and resume states on a Hub: pushed beside the steps of a run, fetched where one begins elsewhere."""
 
 import contextlib
-import os
 import re
 import shutil
 import sys
@@ -15,7 +14,7 @@ from huggingface_hub import HfApi, snapshot_download
 from tqdm import tqdm
 
 from ..errors import DataError, UsageError
-from ..files import copy_into, read_json, read_json_object, whole_folder, write_json
+from ..files import copy_into, link_file, read_json, read_json_object, whole_folder, write_json
 from ..hub.checkpoints import explain_hub, split_revision
 from .arguments import TrainingArguments
 from .callbacks import Callback
@@ -93,7 +92,7 @@ class PushModels(Callback):
         with whole_folder(self.copies / f"step-{step}") as folder:
             for name, part in parts.items():
                 if part.is_dir():
-                    shutil.copytree(part, folder / name, copy_function=_link_file)
+                    shutil.copytree(part, folder / name, copy_function=link_file)
             if self.strategy == "checkpoint":
                 # Rows are added to the one, and links would follow.
                 for file in (self.run.arguments, self.run.metrics):
@@ -154,13 +153,6 @@ class PushModels(Callback):
 
 def _read_step(copy: Path) -> int:
     return int(copy.name.partition("-")[2])
-
-
-def _link_file(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def _push_state(folder: Path, repo_id: str, step: int) -> None:

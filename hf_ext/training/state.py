@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import pickle
@@ -208,8 +207,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         rows = [row for row in self.read_metrics() if row["step"] <= progress.step]
         if progress.owes_evaluation:
             rows = [row for row in rows if row["step"] < progress.step or "loss" in row]
-        with files.whole_file(self.metrics, "w") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+        files.write_rows(self.metrics, rows)
 
     def add_metrics(self, row: dict[str, Any]) -> None:
         with clear_write_errors(self.metrics.name, self), self.metrics.open("a") as file:
@@ -269,12 +267,8 @@ def hash_files(folder: Path, names: list[str]) -> dict[str, str]:
         return dict(zip(names, pool.map(files.hash_file, (folder / name for name in names)), strict=True))
 
 
-def _hash_content(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
-    files.write_json(folder / MANIFEST, {**content, "sha256": _hash_content(content)})
+    files.write_json(folder / MANIFEST, {**content, "sha256": files.hash_json(content)})
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -283,7 +277,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DamagedState(f"{MANIFEST} is missing")
     try:
         content: dict[str, Any] = files.read_json(folder / MANIFEST)
-        is_whole, saved = content.pop("sha256") == _hash_content(content), content["files"]
+        is_whole, saved = content.pop("sha256") == files.hash_json(content), content["files"]
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         is_whole = False
     if not is_whole:

@@ -1,6 +1,5 @@
 """Tiny runs of the Disentangled DiT for its training tests."""
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,14 @@ import torch
 from PIL import Image
 from transformers import ConvNextImageProcessor, RegNetConfig, RegNetForImageClassification
 
+from hf_ext.files import same_bytes
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.diffusion_data import write_tar
 from hf_ext.tasks.precompute import Precompute
-from hf_ext.training import TrainingArguments, train
+from hf_ext.training import TrainingArguments
 from hf_ext.training.arguments import build
 from hf_ext.training.state import RunFolder
 from tests.kit.killing import killed
-from tests.kit.process_state import forget_accelerate
 from tests.training import tiny
 
 MODEL = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8, "mlp_ratio": 2.0, "patch_size": 2}
@@ -53,16 +52,13 @@ def pack_tars(pictures: Path, folder: Path, count: int) -> Path:
         examples = {f"{number:03d}": {"png": a, "cls": b, "txt": c} for number, (a, b, c) in enumerate(given)}
     else:
         examples = {path.stem: {"png": path.read_bytes()} for path in sorted(pictures.iterdir())}
-    folder.mkdir(exist_ok=True)
     groups: dict[int, list[str]] = {}
     for name in examples:
         groups.setdefault((int(name) if name.isdecimal() else 10_000) // count, []).append(name)
     for number, names in groups.items():
-        packed = io.BytesIO()
+        path, packed = folder / f"{number:05d}.tar", folder / "packed"
         write_tar(packed, [(name, examples[name]) for name in names])
-        path = folder / f"{number:05d}.tar"
-        if not path.exists() or path.read_bytes() != packed.getvalue():
-            path.write_bytes(packed.getvalue())
+        packed.unlink() if path.exists() and same_bytes(path, packed) else packed.replace(path)
     return folder
 
 
@@ -76,9 +72,8 @@ def make_arguments(output: Path, data: Path, /, streaming: bool = False, **chang
 
 def run(arguments: TrainingArguments, kind: type = DisentangledDiTTask, **options):
     """Trains; the task and its metrics."""
-    forget_accelerate()
     task = build(kind, {"sample_steps": 1, "samples_per_class": 1, **arguments.task, **options}, "task")
-    return task, train(task, arguments)
+    return task, tiny.run(task, arguments)
 
 
 def losses(folder: Path) -> list[float]:

@@ -9,6 +9,8 @@ from diffusers import DiffusionPipeline
 
 from hf_ext.errors import DataError
 from hf_ext.tasks.diffusion import DisentangledDiTTask
+from hf_ext.tasks.diffusion_data import load_autoencoder
+from hf_ext.tasks.diffusion_transfer import is_part_of
 from hf_ext.training.arguments import build
 from hf_ext.training.models import add_adapter, refuse_lost_fields
 from tests.disentangled_dit.dit_testing import make_inputs, shake
@@ -95,3 +97,15 @@ def test_what_an_adapter_cannot_hold_is_refused(tmp_path, name):
     task, model = made({**KEPT, **parts, **changes}, base)
     with refused(DataError, fact, base) if fact else contextlib.nullcontext():
         refuse_lost_fields(model, {}, base, task.changes_beside(base))
+
+
+def test_parts_from_the_base_itself_are_not_opened_again(tmp_path, vae, monkeypatch):
+    task = build(DisentangledDiTTask, {"image_size": 16, "vae": str(vae)}, "task")
+    task.id2label = {0: "cat", 1: "dog"}
+    model, base = task.build_model(MODEL, None), str(tmp_path / "base")
+    task.save_model(model, model.state_dict(), tmp_path / "base")
+    part = load_autoencoder(base)
+    assert is_part_of(base, "vae", part, str(vae))
+    monkeypatch.setattr("hf_ext.tasks.diffusion_transfer.open_checkpoint", None)
+    assert is_part_of(base, "vae", part, f"{base}/")
+    assert is_part_of(base, "text_encoder", part, str(vae))

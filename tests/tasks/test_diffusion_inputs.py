@@ -18,6 +18,7 @@ from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.diffusion_data import (
     SPREAD,
     Crops,
+    View,
     bucket_sizes,
     cut_view,
     encode_posterior,
@@ -29,7 +30,8 @@ from hf_ext.tasks.diffusion_data import (
 )
 from hf_ext.tasks.diffusion_texts import NULL, Captions, TextEncoder
 from hf_ext.tasks.precompute import precompute
-from hf_ext.training.data import IndexedSamples
+from hf_ext.training import DataSource
+from hf_ext.training.data import IndexedSamples, TrainingLoader
 from tests.kit.refusals import refused
 
 from .diffusion_testing import (
@@ -200,7 +202,12 @@ def test_latents_of_several_sizes_are_read_in_batches_of_one(tmp_path, pictures,
     out = encode(pictures, vae, tmp_path / "latents", max_ratio=2.0, bucket_step=4)
     task, metrics = check_resuming(tmp_path, out, task=task_of(vae))
     assert np.isfinite(metrics["loss"]) and len(losses(tmp_path / "whole")) == 4
-    assert sorted(np.bincount(task.read_data(rows_of(out))).tolist()) == [2, 3, 4]
+    rows, source = rows_of(out), DataSource(str(out))
+    groups = task.read_data(rows)
+    assert sorted(np.bincount(groups).tolist()) == [2, 3, 4]
+    loader = iter(TrainingLoader(rows, source, task.training_sample, 0, 2, 0, 0, 1, groups=groups))
+    shapes = {tuple(next(loader)["latents"].shape) for _ in range(12)}
+    assert {shape[0] for shape in shapes} == {2} and len(shapes) == 3
     # Of 3, 4 and 2 pictures: batches of 3 fill up 3, 6 and 3 places.
     capsys.readouterr()
     changes = {"num_train_epochs": 1, "per_device_train_batch_size": 3}
@@ -218,6 +225,42 @@ def test_latents_of_another_size_than_the_models_are_refused(tmp_path, vae, size
     arguments = make_arguments(tmp_path / "run", out, streaming=streaming, task=task, model=model)
     with refused(ValueError, "[8, 8]", "sample_size", "image_size"):
         run(arguments)
+
+
+# Of latents: all in the data, and one that a training reads; the last is of none like the model's.
+READ = [
+    *(([64, 96], [size], size, None) for size in ([64, 64], [80, 48], [56, 72])),
+    ([32, 32], [[32, 32], [64, 64]], [64, 64], None),
+    ([32, 32], [[64, 64]], [64, 64], "32 × 32"),
+    ([64, 96], [[32, 32]], [32, 32], "78 × 78"),
+]
+
+
+@pytest.mark.parametrize(("own", "sizes", "size", "told"), READ)
+def test_latents_of_about_the_models_area_are_read(own, sizes, size, told):
+    view = View(np.zeros((8, 8, 3)), (8, 8), (0, 0), False)
+    row = lambda size: {**write_row(torch.zeros(3, *size), view), "label": 1}  # noqa: E731
+    data = datasets.Dataset.from_list([row(each) for each in sizes])
+    task = build(DisentangledDiTTask, {"image_size": own}, "task")
+    task.read_data(data)
+    task.build_model({**MODEL, "num_classes": 2}, None)
+    read = lambda: task.training_sample(row(size), np.random.default_rng(0))  # noqa: E731
+    if told is None:
+        assert list(read()["latents"].shape) == [3, *size]
+    else:
+        with refused(DataError, "--size", told, str(own)):
+            read()
+
+
+def test_printing_inks_are_left_out_of_a_training_and_evaluated_as_pillow_reads_them():
+    inks = Image.new("RGB", (8, 8), "teal").convert("CMYK")
+    task = build(DisentangledDiTTask, {"image_size": 8}, "task")
+    model = task.build_model({**MODEL, "num_classes": 2}, None)
+    rows = [{"image": picture, "label": 0} for picture in (inks, inks.convert("RGB"))]
+    with refused(DataError, "CMYK"):
+        task.training_sample(rows[0], np.random.default_rng(0))
+    first, second = task.evaluate_batch(model, rows, [0, 0])
+    assert first["loss"] == pytest.approx(second["loss"])
 
 
 # Crops, mirroring and their controls; buckets; batches of one group each

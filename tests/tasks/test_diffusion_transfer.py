@@ -203,3 +203,12 @@ def test_a_weight_is_that_of_the_picture_that_the_output_means(objective):
     if objective == "v_prediction":
         weights = Timesteps(loss_weight="min_snr").weigh(objective, signal, rest)
         torch.testing.assert_close(weights, snr.clamp(max=5.0) / (snr + 1))
+
+
+def test_another_shape_of_equal_area_keeps_the_schedule():
+    scheduler = make_scheduler("epsilon", {}, False)
+    config = {"sample_size": 32, "patch_size": 2, "pos_embed_base_size": [16, 16]}
+    checkpoint = Checkpoint(Path(), config, scheduler, None)
+    for size, is_kept in (((16, 64), True), ((32, 64), False)):
+        found, after, _ = transfer(checkpoint, size, Transfer(), Crops())
+        assert found["sample_size"] == list(size) and (after is scheduler) == is_kept

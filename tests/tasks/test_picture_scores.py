@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from hf_ext.errors import DataError, MissingColumn, UsageError
@@ -13,6 +14,7 @@ from hf_ext.metrics import ClassifierFeatures, CLIPScores, frechet_distance, ker
 from hf_ext.tasks import picture_scores
 from hf_ext.tasks.diffusion_data import write_tar
 from hf_ext.tasks.picture_scores import load_network, score
+from hf_ext.training import evaluate_checkpoint
 from tests.kit.command_line import run
 from tests.kit.own_data import write_files
 from tests.kit.pictures import encode
@@ -165,10 +167,24 @@ def test_clip_score_of_a_folder_that_sample_wrote(tmp_path):
     write_rows(tmp_path / "made", "text", texts)
     found = json.loads(run("dit", "score", tmp_path / "made", "--clip", model, "--batch-size", 2, "--json").stdout)
     assert found == {"clip_score": pytest.approx(CLIPScores(model)(list(images), texts).mean(), abs=1e-3)}
-    with (tmp_path / "made.tar").open("wb") as tar:
-        files = [{"png": encode(image), "txt": text.encode()} for image, text in zip(images, texts, strict=True)]
-        write_tar(tar, [(f"{number:06d}", parts) for number, parts in enumerate(files)])
+    files = [{"png": encode(image), "txt": text.encode()} for image, text in zip(images, texts, strict=True)]
+    write_tar(tmp_path / "made.tar", [(f"{number:06d}", parts) for number, parts in enumerate(files)])
     assert score(str(tmp_path / "made.tar"), clip=model, device="cpu") == pytest.approx(found, abs=1e-4)
     for given in ({}, {"network": model}, {"reference": "real"}, {"clip": model, "kernel": True}):
         with refused(UsageError, "REFERENCE"):
             score(str(tmp_path / "made"), **given)
+
+
+@pytest.mark.parametrize("kind", ["folder", "below a file"])
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_read(tmp_path, kind):
+    place = tmp_path / "kept.npz"
+    if kind == "folder":
+        place.mkdir()
+    else:
+        place.write_bytes(b"")
+        place = place / "kept.npz"
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"method": "semanir", "data": {"eval": {"path": "nowhere"}}}))
+    with refused(UsageError if kind == "folder" else OSError, "kept.npz"):
+        score("nowhere", "nowhere", "nobody/network", keep=place, device="cpu")
+    with refused(UsageError if kind == "folder" else OSError, "kept.npz"):
+        evaluate_checkpoint("nowhere", tmp_path / "run.yaml", output=place)

@@ -18,9 +18,7 @@ from hf_ext.settings import build
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.pictures import in_colours
 from hf_ext.tasks.restoration import SemanIRTask
-from hf_ext.tasks.series import SeriesClassificationTask
 from hf_ext.tasks.signals import ImageTask, PixelTask
-from hf_ext.training.classes import match_classes
 from hf_ext.training.launch import evaluate_checkpoint
 from tests.kit.own_data import write_classes
 from tests.kit.pictures import encode
@@ -165,24 +163,3 @@ def test_a_row_without_a_picture_is_refused_in_words(task):
     for value, facts in ((None, ["image", "picture"]), ("a.png", ["picture", "str"])):
         with refused(DataError, *facts):
             task.training_sample({"image": value, "label": 0}, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize("column", ["x", "image"])
-def test_a_task_learns_the_names_of_the_classes(column):
-    if column == "x":
-        task = SeriesClassificationTask(columns=["x"], num_labels=2, max_length=4)
-        kind, values = datasets.List(datasets.Value("float32")), [[0.0, 1.0]] * 2
-    else:
-        task = build(DisentangledDiTTask, {"image_size": 8}, "task")
-        kind, values = datasets.Image(), [Image.new("RGB", (8, 8))] * 2
-
-    def data(labels: list[int], *names: str) -> datasets.Dataset:
-        features = datasets.Features({column: kind, "label": datasets.ClassLabel(names=list(names))})
-        return datasets.Dataset.from_dict({column: values[: len(labels)], "label": labels}, features=features)
-
-    task.read_data(data([0, 1], "left", "right"))
-    assert task.known_classes == ["left", "right"]
-    assert match_classes(data([0, 1], "right", "left"), task)["label"][:] == [1, 0]
-    assert match_classes(data([0], "right"), task)["label"][:] == [1]
-    with refused(DataError, "up"):
-        match_classes(data([0, 1], "left", "up"), task)

@@ -28,7 +28,6 @@ from hf_ext.tasks import precompute as module
 from hf_ext.tasks import precompute_sources as sources
 from hf_ext.tasks.diffusion_data import Crops, cut_view, load_autoencoder, read_row, to_pixels, unpack_row, write_tar
 from hf_ext.tasks.precompute import precompute
-from hf_ext.training.data import TrainingLoader
 from tests.disentangled_dit.pipeline_testing import make_vae
 from tests.kit.hub import run_python
 from tests.kit.killing import killed
@@ -72,7 +71,7 @@ def test_rows_are_the_encoded_parts_with_their_controls(tmp_path, pictures, vae,
     assert len(decoded) == 7
 
 
-def test_buckets_follow_the_pictures_and_batches_do_not_mix_them(tmp_path, pictures, vae):
+def test_buckets_follow_the_pictures_and_are_not_streamed(tmp_path, pictures, vae):
     chosen = settings(pictures, vae, max_ratio=2.0, bucket_step=4)
     out = precompute(chosen, tmp_path / "out")
     rows = rows_of(out)
@@ -81,21 +80,9 @@ def test_buckets_follow_the_pictures_and_batches_do_not_mix_them(tmp_path, pictu
         height, width = row["original_size"]
         assert np.sign(row["target_size"][0] - row["target_size"][1]) == np.sign(height - width)
         assert row["latent_shape"] == [4, row["target_size"][0] // 2, row["target_size"][1] // 2]
-    options = {"image_size": 16, "vae": str(vae)}
-    arguments = make_arguments(tmp_path / "run", out, max_steps=4, task=options)
-    task, metrics = run(arguments)
-    assert np.isfinite(metrics["loss"]) and len(losses(tmp_path / "run")) == 4
-    groups, source = task.read_data(rows), arguments.data_arguments.train_source
-    assert len(set(groups)) == 3
-    loader = iter(TrainingLoader(rows, source, task.training_sample, 0, 2, 0, 0, 1, groups=groups))
-    shapes = {tuple(next(loader)["latents"].shape) for _ in range(12)}
-    assert {shape[0] for shape in shapes} == {2} and len(shapes) == 3
     # Latents of one shape may be streamed, those of buckets not.
     with refused(ValueError, "stream"):
-        run(make_arguments(tmp_path / "stream", out, True, task=options))
-    one = precompute(settings(pictures, vae), tmp_path / "one")
-    run(make_arguments(tmp_path / "square", one, True, task=options))
-    assert len(losses(tmp_path / "square")) == 2
+        run(make_arguments(tmp_path / "stream", out, True, task={"image_size": 16, "vae": str(vae)}))
 
 
 def nothing_copied():
@@ -286,6 +273,26 @@ def test_an_autoencoder_in_bfloat16_gives_nearly_the_same_and_parts_may_have_no_
         assert 0 < float((latents - theirs).norm() / latents.norm()) < 0.05
 
 
+@pytest.mark.parametrize("form", ["tar", "jsonl"])
+def test_an_example_without_a_class_is_listed_and_left_out(tmp_path, vae, form):
+    place = tmp_path / "data"
+    place.mkdir()
+    pictures = np.random.default_rng(0).integers(256, size=(8, 16, 16, 3), dtype=np.uint8)
+    if form == "tar":
+        parts = [{"png": png(pixels), "cls": b"1"} for pixels in pictures]
+        del parts[6]["cls"]
+        write_tar(place / "0.tar", ((f"{number:03d}", part) for number, part in enumerate(parts)))
+    else:
+        for number, pixels in enumerate(pictures):
+            (place / f"{number:03d}.png").write_bytes(png(pixels))
+        rows = [{"file_name": f"{number:03d}.png", "label": None if number == 6 else 1} for number in range(8)]
+        (place / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    out = precompute(settings(place, vae, max_bad_examples=0.5), tmp_path / "out")
+    assert len(rows_of(out)) == 7
+    (listed,) = map(json.loads, (out / "bad_examples.jsonl").read_text().splitlines())
+    assert "006" in listed["file"] and "class" in listed["reason"]
+
+
 # Tar files
 
 
@@ -346,9 +353,7 @@ def test_a_picture_of_another_ending_is_read_where_that_is_no_column(tmp_path, v
     for number, ending in enumerate(endings):
         content = encode(Image.fromarray(pixels[number]), {"j": "JPEG", "p": "PNG", "w": "WEBP"}[ending.lower()])
         rows.append((f"{number:03d}", {names[ending]: content, "cls": b"1"}))
-    (tmp_path / "tars").mkdir()
-    with (tmp_path / "tars" / "0.tar").open("wb") as file:
-        write_tar(file, rows)
+    write_tar(tmp_path / "tars" / "0.tar", rows)
     assert len(rows_of(precompute(settings(tmp_path / "tars", vae), tmp_path / "out"))) == len(endings)
 
 
@@ -362,9 +367,7 @@ def test_examples_of_a_tar_file_that_cannot_be_read_are_named_and_left_out(tmp_p
             change = changes.get(number, {})
             # A second file of the same name is a neighbour of the first.
             rows += [(f"{number:03d}", each) for each in ([row, change] if "png" in change else [row | change])]
-        (tmp_path / name).mkdir()
-        with (tmp_path / name / "0.tar").open("wb") as file:
-            write_tar(file, rows)
+        write_tar(tmp_path / name / "0.tar", rows)
         out = precompute(settings(tmp_path / name, vae, max_bad_examples=0.5), tmp_path / f"out-{name}")
         return {row["__key__"]: row["crop"] for row in rows_of(out)}
 

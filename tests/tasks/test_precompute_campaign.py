@@ -79,10 +79,8 @@ def rows_of(out: Path) -> dict[str, dict]:
 
 @pytest.mark.slow
 def test_five_kills_and_two_hundred_bad_pictures_leave_the_right_latents(tmp_path, vae):
-    (tmp_path / "tars").mkdir()
     for file in range(FILES):
-        with (tmp_path / "tars" / f"{file:05d}.tar").open("wb") as target:
-            write_tar(target, examples_of(file))
+        write_tar(tmp_path / "tars" / f"{file:05d}.tar", examples_of(file))
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     words = ["dit", "precompute", str(tmp_path / "tars"), str(out), "--vae", str(vae), "--size", "32", "--centre"]
     words += ["--format", "tar", "--batch-size", "64", "--workers", "1", "--max-bad-examples", "0.01"]

@@ -18,13 +18,12 @@ from hf_ext.tasks import restoration
 from hf_ext.tasks.degradations import jpeg, matlab_luma
 from hf_ext.tasks.made_pictures import KINDS
 from hf_ext.tasks.restoration import FeatureLoss, SemanIRTask
-from hf_ext.training import train
 from hf_ext.training.models import initialize_from, refuse_lost_fields
 from tests.kit.models import assert_same_answers, assert_same_weights
-from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 from tests.kit.restorers import tiny_restorer
 from tests.kit.studies import write_photos
+from tests.training import tiny
 
 from .diffusion_testing import losses, make_arguments
 
@@ -46,9 +45,8 @@ def base(tmp_path_factory):
 
 
 def run(tmp_path, photos, name="run", task=None, **changes):
-    forget_accelerate()
     values = {"method": "semanir", "model": MODEL, "learning_rate": 2e-4, "per_device_train_batch_size": 2, **changes}
-    metrics = train(task or SemanIRTask(patch_size=8), make_arguments(tmp_path / name, photos, **values))
+    metrics = tiny.run(task or SemanIRTask(patch_size=8), make_arguments(tmp_path / name, photos, **values))
     return metrics, losses(tmp_path / name)
 
 

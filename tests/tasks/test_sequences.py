@@ -17,11 +17,11 @@ from hf_ext.errors import DataError
 from hf_ext.tasks.sequences import draw_confusion
 from hf_ext.tasks.signals import AudioTask, ImageTask, PixelTask, random_box
 from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, MaskedLanguageModelTask, TextTask
-from hf_ext.training import build_task, evaluate_checkpoint, train
+from hf_ext.training import build_task, evaluate_checkpoint
 from tests.kit.models import assert_same_answers, assert_same_weights
-from tests.kit.process_state import forget_accelerate
 from tests.kit.recipes import read_recipe, read_short
 from tests.kit.refusals import refused
+from tests.training import tiny
 
 from .diffusion_testing import losses
 
@@ -110,13 +110,12 @@ def write_slice(folder: Path, name: str) -> Path:
 
 def run_recipe(tmp_path: Path, name: str, *overrides: str, folder: str = "run") -> dict[str, float]:
     """Two steps of a recipe on its slice."""
-    forget_accelerate()
     data = write_slice(tmp_path / "data", name)
     words = [] if name in IMAGE_NETWORKS else [f"--model.{key}={value}" for key, value in TINY.items()]
     words += ["--warmup_steps=0", "--gradient_accumulation_steps=1", "--logging_steps=1", "--init_from=null"]
     words += [*SLICES[name][1], *overrides]
     arguments = read_short(RECIPES / f"{name}.yaml", tmp_path / folder, data, *words, batch=3)
-    return train(build_task(arguments), arguments)
+    return tiny.run(build_task(arguments), arguments)
 
 
 def test_every_recipe_has_a_slice():

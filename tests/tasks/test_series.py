@@ -19,14 +19,13 @@ from hf_ext.data.opening import open_source
 from hf_ext.errors import DataError
 from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask, SeriesRegressionTask, measure
 from hf_ext.tasks.texts import MaskedLanguageModelTask
-from hf_ext.training import TrainingArguments, build_task, train
-from hf_ext.training.classes import match_classes
+from hf_ext.training import TrainingArguments, build_task
 from hf_ext.training.evaluation import evaluate
 from tests.kit.models import assert_same_weights
-from tests.kit.process_state import forget_accelerate
 from tests.kit.recipes import read_recipe
 from tests.kit.refusals import refused
 from tests.kit.studies import EXAMPLES, module_loader
+from tests.training import tiny
 
 RECIPES = EXAMPLES / "mrconv"
 load = module_loader(RECIPES)
@@ -53,10 +52,9 @@ LABELS = {"num_labels": 2, "label_names": ["left", "right"]}
 
 
 def run(task, data, folder, steps=30, **options):
-    forget_accelerate()
     values = {"model": TINY, "max_steps": steps, "learning_rate": 0.02, "per_device_train_batch_size": 8}
     arguments = TrainingArguments("series", str(folder), {}, **{**values, "report_to": "none", **options})
-    return train(task, arguments, data, data)
+    return tiny.run(task, arguments, data, data)
 
 
 @pytest.mark.parametrize(
@@ -170,13 +168,6 @@ def test_missing_numbers_are_trained_on_as_the_mean_of_their_channel(tmp_path):
 def test_classes_that_are_called_numbers_are_those_of_their_names():
     task = SeriesClassificationTask(num_labels=2, label_names=["-1", "1"])
     assert [task.read_class(value) for value in (-1, 1, -1.0, "1", np.int64(1))] == [0, 1, 0, 1, 1]
-    # In folders of these names a number is a place.
-    folders = datasets.Dataset.from_dict({"x": [0, 0], "label": [1, 0]}).cast_column(
-        "label", datasets.ClassLabel(names=["1", "2"])
-    )
-    task = SeriesClassificationTask(num_labels=2, label_names=["1", "2"])
-    assert task.read_class(1) == 0
-    assert [*map(task.read_class, match_classes(folders, task)["label"])] == [1, 0]
 
 
 def test_channels_come_in_columns_of_their_own_or_together():

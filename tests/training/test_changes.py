@@ -4,19 +4,22 @@ import json
 import random
 import shutil
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from accelerate import PartialState
 from safetensors.torch import load_file
 
 from hf_ext.errors import DataError, OtherRun
-from hf_ext.training.changes import OTHER, SAME, compare_settings, describe_run
+from hf_ext.training.arguments import TrainingArguments, apply_overrides, build
+from hf_ext.training.changes import OTHER, SAME, Changes, compare_data, compare_settings, describe_run
+from hf_ext.training.methods import find_task
 from hf_ext.training.state import RunFolder, read_manifest, write_manifest
 from tests.kit.refusals import refused
 
@@ -312,3 +315,78 @@ def test_data_of_a_hub_that_moved_on_is_refused_and_its_commit_goes_on(tmp_path,
     run(TinyTask(), make_arguments(tmp_path / "whole", data))
     run_client(ON_A_HUB, str(ROOT), str(tmp_path / "run"), str(shards), str(other))
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+
+
+RUNS = {
+    "semanir": {"task": {"degradation": {"kind": "noise"}}, "data": {"train": {"path": "p"}, "eval": {"path": "e"}}},
+    "mrconv-text": {"model": {"num_hidden_layers": 2}, "data": {"train": {"path": ["p", {"path": "q"}]}}},
+    "mrconv-lm": {"init_from": "org/base", "data": {"train": {"path": "p"}}},
+}
+
+
+def changed(method: str, given: dict, flags: list[str]) -> list[str]:
+    first = {"method": method, "output_dir": "run", **given}
+    runs = [build(TrainingArguments, apply_overrides(first, words)) for words in ([], flags)]
+    before, now = (describe_run(arguments, 1, None) for arguments in runs)
+    return compare_settings(before, now, Path("run"), find_task(method)).notes
+
+
+@pytest.mark.parametrize(
+    ("method", "flags"),
+    [
+        ("semanir", "--learning_rate 0.0002 --max_grad_norm 1 --optim_args {} --seed 0 --data.num_workers 0"),
+        ("semanir", "--data.train.streaming false --data.train.split train --data.train.hold_out 0"),
+        ("semanir", "--data.train.path [p]"),
+        ("semanir", "--data.train.path [{path: p, split: train}]"),
+        ("semanir", "--data.train.pairs null --data.eval.streaming false --data.eval.rows examples"),
+        ("semanir", "--task.degradation.sigma null --task.patch_size 64 --task.made_pictures false"),
+        ("mrconv-text", "--data.train.streaming false --model.num_hidden_layers 2 --model.initializer_range 2e-2"),
+        ("mrconv-text", "--data.train.path [p,{path: q, split: train, streaming: false}]"),
+    ],
+)
+def test_a_default_that_is_written_out_is_no_change(method, flags):
+    words = [f"--{item.strip().replace(' ', '=', 1)}" for item in flags.split("--")[1:]]
+    assert changed(method, RUNS[method], words) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "flag"),
+    [
+        ("semanir", "--data.train.split=validation"),
+        ("semanir", "--task.degradation.sigma=15"),
+        ("mrconv-text", "--data.train.path=[p,{path: q, split: test}]"),
+        ("mrconv-text", "--data.train.path=[p]"),
+        ("mrconv-text", "--model.num_hidden_layers=3"),
+        # The base has defaults of its own.
+        ("mrconv-lm", "--model.hidden_dropout_prob=0.0"),
+    ],
+)
+def test_another_value_is_another_run(method, flag):
+    with refused(OtherRun, flag[2:].partition("=")[0]):
+        changed(method, RUNS[method], [flag])
+
+
+@pytest.mark.parametrize(("schedule", "refuses"), [("cosine", True), ("constant", False)])
+def test_epochs_of_more_examples_lengthen_a_run_only_without_an_end(tmp_path, examples, schedule, refuses):
+    settings = {"num_train_epochs": 1.0, "lr_scheduler_type": schedule, "allow_other_data": True}
+    first, held = tmp_path / "data" / "first.parquet", pyarrow.parquet.read_table(examples)
+    first.parent.mkdir()
+    pyarrow.parquet.write_table(held.slice(0, 4), first)
+    arguments = make_arguments(tmp_path / "run", first, **settings)
+    run(TinyTask(), arguments)
+    pyarrow.parquet.write_table(held, first)
+    with refused(OtherRun, "rows", schedule) if refuses else nullcontext():
+        run(TinyTask(), arguments)
+
+
+@pytest.mark.parametrize(("column", "told"), [("split", ["0.2.0 → 0.3.0", "column of splits"]), ("x", ["0.2.0"])])
+def test_rows_that_another_version_reads_otherwise_are_told(column, told):
+    arguments = build(TrainingArguments, {"method": "mrconv-text", "output_dir": "run", **RUNS["mrconv-text"]})
+    data = {"shards": None, "columns": [column], "commits": {}, "sample": ""}
+    before, now = (
+        {**describe_run(arguments, 1, None), "versions": {"hf-ext": version}, "data": {**data, "rows": rows}}
+        for version, rows in (("0.2.0", 48), ("0.3.0", 43))
+    )
+    with refused(OtherRun, "48 → 43", *told) as error:
+        compare_data(before, now, Path("run"), Changes())
+    assert ("column of splits" in str(error.value)) == (column == "split")

@@ -11,13 +11,13 @@ from datasets import Dataset, DatasetDict
 
 from hf_ext.data.opening import open_source
 from hf_ext.errors import DataError, UsageError
-from hf_ext.training import Callback, DataSource, train
+from hf_ext.training import Callback, DataSource, optimizers, train
 from hf_ext.training.arguments import SCHEDULES
 from hf_ext.training.state import RunFolder
 from tests.kit.refusals import refused
 
 from . import two_processes
-from .tiny import ScoredTask, TinyTask, contents, evaluated, make_arguments, run
+from .tiny import ScoredTask, TinyConfig, TinyModel, TinyTask, contents, evaluated, make_arguments, run
 
 
 def rows(folder):
@@ -54,10 +54,17 @@ def test_a_run_ends_when_its_score_gets_no_better(tmp_path, examples):
 
 @pytest.mark.parametrize(
     ("optim", "options"),
-    [("AdamW", {"betas": [0.9, 0.95], "foreach": True}), ("SGD", {"momentum": 0.9}), ("Adafactor", {})],
+    [
+        *(("AdamW", {"betas": [0.9, 0.95], "foreach": True}), ("SGD", {"momentum": 0.9}), ("Adafactor", {})),
+        *(("Muon", {}), ("OneBit", {})),
+    ],
 )
-def test_optimizers_of_torch_train_and_resume(tmp_path, examples, optim, options):
-    result = two_processes.compare(tmp_path, "map-0", optim=optim, optim_args=options)
+def test_every_optimizer_trains_and_resumes(tmp_path, examples, monkeypatch, optim, options):
+    # The tiny model is less wide than the matrices that Muon takes.
+    monkeypatch.setattr(optimizers, "_NARROWEST", 1)
+    TinyModel(TinyConfig()).save_pretrained(tmp_path / "start")
+    signs = {"init_from": str(tmp_path / "start"), "ema_decay": 0.0} if optim == "OneBit" else {}
+    result = two_processes.compare(tmp_path, "map-0", optim=optim, optim_args=options, **signs)
     assert "state/step-7/optimizer.bin" in result["names"] and result["differing"] == []
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
@@ -13,7 +14,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from hf_ext.data.opening import SourceError, open_source
 from hf_ext.errors import DataError
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
-from hf_ext.settings import SettingsError, build, parse_yaml
+from hf_ext.settings import SettingsError, build, parse_yaml, read_yaml
 from hf_ext.training import DataSource, TrainingArguments
 from hf_ext.training.arguments import apply_overrides, find_paths
 from hf_ext.training.launch import main
@@ -304,3 +305,24 @@ def test_aliases_that_repeat_a_list_a_billion_times_cost_nothing(key, tmp_path):
     with pytest.raises(SettingsError):
         read_arguments(tmp_path / "bomb.yaml", [])
     assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize("value", ["[1, 2]", "{a: 1}"])
+@pytest.mark.parametrize("name", ["run_name", "optim", "tracker_project"])
+def test_a_list_is_no_text_in_a_file_or_a_flag(tmp_path, name, value):
+    (tmp_path / "a.yaml").write_text(f"method: semanir\noutput_dir: run\n{name}: {value}\n")
+    (tmp_path / "b.yaml").write_text("method: semanir\noutput_dir: run\n")
+    for file, flags in (("a.yaml", []), ("b.yaml", [f"--{name}", value])):
+        with refused(SettingsError, name):
+            build(TrainingArguments, apply_overrides(read_yaml(tmp_path / file), flags))
+    quoted = apply_overrides(read_yaml(tmp_path / "b.yaml"), [f"--{name}", f"'{value}'"])
+    assert getattr(build(TrainingArguments, quoted), name) == value
+
+
+def test_an_adapter_is_no_checkpoint_to_begin_with(tmp_path):
+    model = peft.get_peft_model(TinyModel(TinyConfig()), peft.LoraConfig(target_modules=["enter"]))
+    model.base_model.model.save_pretrained(base := tmp_path / "base")
+    model.peft_config["default"].base_model_name_or_path = str(base)
+    model.save_pretrained(tmp_path)
+    with refused(DataError, "adapter", str(base), "merge_and_unload"):
+        initialize_from(TinyModel(TinyConfig()), str(tmp_path))

@@ -9,13 +9,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from hf_ext import SemanIRConfig, SemanIRForImageRestoration
-from hf_ext.training.callbacks import TIMINGS
 from hf_ext.training.state import RunFolder
 from tests.tasks.diffusion_testing import write_table
 
 from .launching import fork_pairs, fork_two
 from .sharded import CASES, SEMANIR
-from .tiny import contents
+from .tiny import TIMINGS, contents
 
 
 @pytest.fixture

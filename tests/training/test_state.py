@@ -2,18 +2,22 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hf_ext.training.callbacks import TIMINGS, Clock, list_tracker_settings
+from hf_ext.hub.cards import MARKER
+from hf_ext.training.callbacks import Clock, list_tracker_settings
 from hf_ext.training.optimizing import WeightAverage
 from hf_ext.training.state import RunFolder
 
-from .tiny import ScoredTask, TinyConfig, TinyModel, TinyTask, evaluated, make_arguments, run
+from .tiny import TIMINGS, ScoredTask, TinyConfig, TinyModel, TinyTask, evaluated, make_arguments, run
 
 
 def move(model: TinyModel, seed: int) -> None:
@@ -136,3 +140,65 @@ def test_a_run_in_the_home_folder_lies_there(tmp_path, examples, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(TinyTask(), make_arguments("~/runs/x", {"train": {"path": str(examples)}}, max_steps=1))
     assert (tmp_path / "home" / "runs" / "x" / "snapshot").is_dir() and not (tmp_path / "~").exists()
+
+
+# What lies in a model's folder when the next one is saved, and whether it stays.
+FOUND = {
+    **dict.fromkeys(
+        ("LICENSE", "results/a/table.csv", ".git/config", "tokenizer.json", "model.fp16.safetensors"), True
+    ),
+    **dict.fromkeys(("model-00001-of-00002.safetensors", "model.safetensors.index.json", "config.json"), False),
+    ".eval_results/hf_ext.yaml": False,
+}
+OFTEN = {"save_steps": 1, "eval_steps": 1, "max_steps": 2, "lr_scheduler_type": "constant"}
+CARDS = [(b"# Mine\n", True), (b"\xff mine", True), (f"---\nlicense: mit\n---\n{MARKER}\n".encode(), False)]
+
+
+@pytest.mark.parametrize(("card", "stays"), CARDS)
+def test_what_the_owner_put_into_a_models_folder_stays(tmp_path, examples, card, stays):
+    folder, task = RunFolder(tmp_path / "run"), ScoredTask()
+    arguments = make_arguments(folder.path, evaluated(examples), **OFTEN)
+    task.scores = [5.0]
+    run(task, arguments)
+    for place in (folder.snapshot, folder.best):
+        for name in FOUND:
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_bytes(b"mine")
+        (place / "README.md").write_bytes(card)
+        (place / "empty").mkdir()
+        (place / "link").symlink_to("nowhere")
+    task.scores = [1.0]
+    run(task, replace(arguments, max_steps=3))
+    for place in (folder.snapshot, folder.best):
+        assert json.loads((place / "training.json").read_text())["steps"] == 3
+        assert (place / "empty").is_dir() and (place / "link").is_symlink() and (place / "eval.json").is_file()
+        found = {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+        assert {name: found.get(name) == b"mine" for name in FOUND} == FOUND
+        assert found.get("README.md") == (card if stays else None)
+        TinyModel.from_pretrained(place)
+
+
+def test_each_evaluation_is_one_of_the_weights_of_its_step(tmp_path, examples, monkeypatch):
+    # What becomes better is worse here, so that nothing is saved after most of them.
+    monkeypatch.setattr(TinyTask, "greater_is_better", True)
+    found = {}
+    for save_steps in (1, 100):
+        arguments = make_arguments(
+            tmp_path / str(save_steps), evaluated(examples), save_steps=save_steps, eval_steps=1
+        )
+        run(TinyTask(), arguments)
+        rows = RunFolder(tmp_path / str(save_steps)).read_metrics()
+        found[save_steps] = [row["eval_mse"] for row in rows if "eval_mse" in row]
+    assert found[1] == found[100] and len({*found[1]}) == len(found[1]) > 3
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), np.ones(2), Path("a"), {1}, b"a", TinyTask])
+def test_a_task_may_hold_what_json_does_not(tmp_path, examples, value):
+    class OwnTask(TinyTask):
+        def describe(self) -> dict:
+            return {"held": value}
+
+    folder = RunFolder(tmp_path / "run")
+    run(OwnTask(), make_arguments(folder.path, evaluated(examples), max_steps=1))
+    about = [json.loads((folder.snapshot / name).read_text()) for name in ("training.json", "eval.json")]
+    assert about[0]["task"]["held"] == about[1]["results"][0]["arguments"]["held"] == str(value)

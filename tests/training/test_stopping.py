@@ -266,3 +266,22 @@ def test_loader_processes_leave_the_decision_to_the_training(tmp_path, examples,
     for member in (*loaders, family):
         member.send_signal(signal.SIGTERM)
     finish([process], EXIT_CODE)
+
+
+def test_an_evaluation_that_is_longer_than_the_deadline_ends_with_the_same_scores(tmp_path, examples):
+    def go_on(name: str, **changes: float) -> dict[str, float]:
+        data = {**evaluated(examples), "eval": {"path": str(examples), "split": "train[:5]"}}
+        return run(TinyTask(), make_arguments(tmp_path / name, data, max_steps=1, **changes))
+
+    for stops in range(9):  # noqa: B007
+        try:
+            found = go_on("run", deadline_minutes=1e-9)
+            break
+        except RunStopped:
+            continue
+    # Two of the batches of two and one; the last one ends it.
+    assert stops == 3 and found == go_on("whole")
+    files, whole = contents(tmp_path / "run"), contents(tmp_path / "whole")
+    assert {name: files[name] for name in whole if "metrics" not in name} == {
+        name: value for name, value in whole.items() if "metrics" not in name
+    }

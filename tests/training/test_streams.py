@@ -61,10 +61,9 @@ def root(tmp_path: Path) -> Path:
         (tmp_path / "empty" / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_hollow(tmp_path / "hollow")
     pictures = write_images(tmp_path / "pictures", 9)
-    (tmp_path / "tars").mkdir()
+    held = [(path.stem, {"image.png": path.read_bytes()}) for path in sorted(pictures.iterdir())]
     for number in range(4):
-        with (tmp_path / "tars" / f"{number}.tar").open("wb") as file:
-            write_tar(file, [(path.stem, {"image.png": path.read_bytes()}) for path in sorted(pictures.iterdir())])
+        write_tar(tmp_path / "tars" / f"{number}.tar", held)
     return tmp_path
 
 

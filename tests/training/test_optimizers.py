@@ -1,18 +1,20 @@
-"""Muon trains matrices and kernels, AdamW the rest; each beside a plain reference, and through a whole run."""
+"""Muon beside torch's, with AdamW for the rest, OneBit beside a plain reference: steps, states, a merge, refusals."""
 
 import copy
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from hf_ext.emr.weights import task_checkpoint
 from hf_ext.errors import UsageError
-from hf_ext.training import optimizing
-from hf_ext.training.optimizers import MuonWithAdamW, list_matrices, orthogonalize
+from hf_ext.merging import merge_checkpoints
+from hf_ext.training.optimizers import MuonWithAdamW, OneBit, list_matrices, orthogonalize
 from hf_ext.training.optimizing import build_optimizer, build_schedule
+from tests.kit.refusals import refused
 
-from . import two_processes
-from .tiny import TinyTask, make_arguments
+from .tiny import TinyConfig, TinyModel, TinyTask, make_arguments
 
 
 class Blocks(torch.nn.Module):
@@ -142,23 +144,86 @@ def test_a_state_goes_on_exactly(tmp_path):
         assert torch.equal(value, other), name
 
 
-def test_a_run_goes_on_exactly(tmp_path, examples, monkeypatch):
-    def list_kernels(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-        return [value for value in module.parameters() if value.ndim == 4]
-
-    # The tiny model is less wide than 16.
-    monkeypatch.setattr(optimizing, "list_matrices", list_kernels)
-    result = two_processes.compare(tmp_path, "map-0", optim="Muon")
-    assert "state/step-7/optimizer.bin" in result["names"] and result["differing"] == []
+def make_layers() -> torch.nn.ModuleList:
+    """Two layers that are used, and one that is used at every second step."""
+    torch.manual_seed(0)
+    return torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(3))
 
 
-@pytest.mark.parametrize(
-    ("width", "options"),
-    [(4, {}), *((16, {"momentum": value}) for value in (1.0, float("nan"))), (16, {"ns_steps": 5}),
-     (16, {"matrices": []}), (16, {"rms": 0.0})],
-)  # fmt: skip
-def test_what_muon_cannot_train_is_refused(tmp_path, width, options):
-    arguments = make_arguments(tmp_path, {}, optim="Muon", optim_args=options)
-    model = torch.nn.ModuleList([torch.nn.Linear(width, width)])
-    with pytest.raises(UsageError):
-        build_optimizer(TinyTask(), model, arguments)
+def backward(layers: torch.nn.ModuleList, step: int) -> None:
+    data = torch.randn(8, 6, generator=torch.Generator().manual_seed(step))
+    hidden = torch.tanh(layers[1](layers[0](data)))
+    (layers[2](hidden) if step % 2 else hidden).sub(data.flip(1)).square().mean().backward()
+
+
+def test_steps_are_those_of_adamw_seen_through_signs():
+    layers = make_layers()
+    # of the reference: the network that computes, the weights that AdamW moves, and the first ones
+    seen, moved, first = (copy.deepcopy(layers) for _ in range(3))
+    options = {"lr": 0.01, "weight_decay": 0.1, "betas": (0.8, 0.9)}
+    optimizer = OneBit([{"params": [*layers.parameters()]}], **options)
+    adamw = torch.optim.AdamW(moved.parameters(), foreach=True, **options)
+    for step in range(7):
+        for one in (layers, seen):
+            one.zero_grad()
+            backward(one, step)
+        optimizer.step()
+        for value, own in zip(seen.parameters(), moved.parameters(), strict=True):
+            own.grad = value.grad
+        adamw.step()
+        for value, own, start in zip(seen.parameters(), moved.parameters(), first.parameters(), strict=True):
+            if value.grad is not None:
+                difference = own.detach() - start.detach()
+                signs = torch.where(difference >= 0, 1.0, -1.0)
+                value.data = start.detach() + difference.abs().mean() * signs
+        for value, other in zip(layers.parameters(), seen.parameters(), strict=True):
+            assert torch.equal(value, other)
+    assert not torch.equal(layers[2].weight, first[2].weight)
+
+
+def test_a_merge_by_onebit_keeps_the_fine_tune(tmp_path):
+    layers = make_layers()
+    base = {name: value.clone() for name, value in layers.state_dict().items()}
+    optimizer = OneBit([{"params": [*layers.parameters()]}], lr=0.01)
+    for step in range(9):
+        optimizer.zero_grad()
+        backward(layers, step)
+        optimizer.step()
+    tuned = {name: value.detach() for name, value in layers.state_dict().items()}
+    for name, weights in {"base": base, "tuned": tuned}.items():
+        (tmp_path / name).mkdir()
+        save_file(weights, tmp_path / name / "model.safetensors")
+    tasks = {"one": str(tmp_path / "tuned")}
+    config = {"base": str(tmp_path / "base"), "tasks": tasks, "method": "onebit"}
+    merged = merge_checkpoints(config, tmp_path / "merged", progress=False)
+    with task_checkpoint(str(merged.path), "one") as folder:
+        restored = load_file(f"{folder}/model.safetensors")
+    for name, value in tuned.items():
+        size = (value - base[name]).abs()
+        assert size.min() > 0.99 * size.max() > 0
+        torch.testing.assert_close(restored[name], value, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("given", [{}, {"betas": [0.5, 0.6]}, {"eps": 1e-3, "betas": [0.1, 0.2]}])
+def test_arguments_of_the_optimizer_go_before_what_a_method_advises(tmp_path, given):
+    arguments = make_arguments(tmp_path / "run", {}, optim_args=given)
+    optimizer = build_optimizer(TinyTask(), TinyModel(TinyConfig()), arguments)
+    betas = [tuple(group["betas"]) for group in optimizer.param_groups]
+    assert betas == ([tuple(given["betas"])] * 2 if given else [(0.9, 0.999), (0.8, 0.9)])
+
+
+# An optimizer, the width of a layer, and what it cannot do with that.
+CANNOT = [
+    ("Muon", 4, {}),
+    *(("Muon", 16, {"optim_args": {"momentum": value}}) for value in (1.0, float("nan"))),
+    *(("Muon", 16, {"optim_args": options}) for options in ({"ns_steps": 5}, {"matrices": []}, {"rms": 0.0})),
+    *(("OneBit", 6, changes) for changes in ({"init_from": None}, {"ema_decay": 0.9})),
+    *(("OneBit", 6, {"optim_args": options}) for options in ({"amsgrad": True}, {"betas": [1.0, 2]})),
+]
+
+
+@pytest.mark.parametrize(("optim", "width", "changes"), CANNOT)
+def test_what_an_optimizer_cannot_train_is_refused(tmp_path, optim, width, changes):
+    arguments = make_arguments(tmp_path, {}, **{"optim": optim, "init_from": "base", "ema_decay": 0.0, **changes})
+    with refused(UsageError, "optim"):
+        build_optimizer(TinyTask(), torch.nn.ModuleList([torch.nn.Linear(width, width)]), arguments)
