@@ -159,7 +159,7 @@ def _compare_vocabularies(
         difference = compare_tokens(*files, taken)
     except UnreadableError as error:
         warnings.append(f"{task.title} and the base: the tokenizers were not compared: {error}")
-        difference = ""
+        return {}
     if not difference:
         return {}
     # a size that is the default of its class is in no file, and takes seconds to find

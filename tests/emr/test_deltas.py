@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from hf_ext import EMRModel
 from hf_ext.emr import arithmetic
-from hf_ext.emr.arithmetic import DTYPES, SUMS, Sums, unpack_mask
+from hf_ext.emr.arithmetic import DTYPES, SUMS, Sums
 from hf_ext.emr.artifact import mask_bytes, verify_artifact
 from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
@@ -19,6 +19,7 @@ from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging.plan import make_plan, plan_lines
 from hf_ext.merging.updating import add_task, remove_task
 from tests.emr.emr_testing import family, tiny_bert
+from tests.emr.reference_ops import unpack_mask
 from tests.emr.use_testing import alone, assert_rows, copied, edit_manifest, equal
 from tests.kit.refusals import refused
 from tests.merging.conftest import short_segments
