@@ -115,8 +115,6 @@ class _Buffers:
 
 
 class Engine:
-    """Does the units of a merge."""
-
     def __init__(self, plan: Plan, outputs: Outputs, vectors: TaskVectors, workers: int, memory: int) -> None:
         self._plan, self._outputs, self._vectors, self._workers = plan, outputs, vectors, workers
         self._method, self._arguments = plan.config.merge_method, plan.config.arguments
@@ -148,8 +146,6 @@ class Engine:
         self._pool = ThreadPoolExecutor(connections) if remote else None
 
     def run(self, units: Sequence[tuple[int, Unit]], done: Callable[[int, np.ndarray], None]) -> None:
-        """Does units, in any order."""
-
         def work(number: int, unit: Unit, buffers: _Buffers) -> None:
             made = [(self._merge if piece.merged else self._copy)(piece, buffers) for piece in unit]
             done(number, np.concatenate(made))

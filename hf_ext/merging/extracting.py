@@ -179,8 +179,7 @@ class _Extraction:
         self._model = _build_outline(pair)
         self._pair = _take_names_of(pair)
         self._modules = dict(self._model.named_modules())
-        self._held: dict[str, Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
-        self._held |= self._model.named_buffers(remove_duplicate=False)
+        self._held: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
         # peft saves whole every module whose name ends with that of one that must be: pre_classifier with classifier.
         unfit = {
             name.rpartition(".")[0]

@@ -174,7 +174,6 @@ class Outputs:
             raise
 
     def flush(self) -> None:
-        """Waits until what was written so far is on the disk."""
         for writer in self.writers:
             writer.flush()
 
