@@ -79,7 +79,7 @@ def make_units(merged: Sequence[Row], copies: Sequence[Copy], *, whole: bool = F
 def add_up(rows: Sequence[Row], tasks: int, units: Sequence[Unit], sums: Iterable[np.ndarray]) -> TensorSums:
     """Adds up the sums of all units, in their order."""
     elements = np.array([row.elements for row in rows], np.int64)
-    participates = np.array([[name is not None for name in row.task_names] for row in rows])
+    participates = np.array([[task in row.members for task in range(tasks)] for row in rows])
     of_tasks, of_all = np.zeros((len(rows), tasks, len(SUMS))), np.zeros((len(rows), len(TOTALS)))
     total = TensorSums(elements, participates, of_tasks, of_all, np.zeros((tasks, tasks)))
     upper, own = np.triu_indices(tasks), tasks * len(SUMS)
@@ -220,7 +220,7 @@ class Engine:
         plan = self._plan
         found = [(0, plan.base, row.name), *((task + 1, plan.tasks[task], name) for task, name in row.members.items())]
         if plan.merged_model is not None:
-            found.append((len(plan.tasks) + 1, plan.merged_model, plan.matching.given[row.name]))
+            found.append((len(plan.tasks) + 1, plan.merged_model, row.name))
         return found
 
     def _copy(self, piece: Piece, buffers: _Buffers) -> np.ndarray:

@@ -61,12 +61,12 @@ class Plan(AbstractContextManager["Plan", None]):
     @cached_property
     def merged_rows(self) -> tuple[Row, ...]:
         """Tensors that are merged."""
-        return tuple(row for row in self.rows if row.task_names)
+        return tuple(row for row in self.rows if row.members)
 
     @cached_property
     def copied_rows(self) -> tuple[Row, ...]:
         """Tensors that keep the base's values."""
-        return tuple(row for row in self.rows if not row.task_names)
+        return tuple(row for row in self.rows if not row.members)
 
     def own_tensors(self, *rules: str, task: int | None = None) -> list[Own]:
         """Tensors of the tasks, or of one, that are not merged and for which one of these rules holds."""
@@ -160,8 +160,6 @@ def make_plan(
             # the base of the adapters has no other owner
             config = dataclasses.replace(config, include_base=config.with_masks)
         matching = match_names(base, tasks, given=model, masks=config.with_masks)
-        for task, names in zip(tasks, matching.names, strict=True):
-            task.rename(names.in_file)
         table = Table(config, base, tasks, matching)
         if model is not None:
             table.check_given(model)
