@@ -134,7 +134,6 @@ class TaskWeights(Uncopied):
             require(found == tensor.shape, self.folder, what)
 
     def entries(self, task: str) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Lists the tensors of a task's checkpoint."""
         return dict(self._open(task).entries)
 
     def restore(

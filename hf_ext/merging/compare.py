@@ -89,7 +89,6 @@ def _differences(begin: str, first: Mapping[str, Any], other: Mapping[str, Any])
 
 
 def comparison_table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the comparison."""
     merges = found["merges"]
     names = [Path(merge["name"]).name for merge in merges]
     if len(set(names)) < len(names):

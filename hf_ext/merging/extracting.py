@@ -45,8 +45,6 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Pair:
-    """A fine-tune beside its base."""
-
     title: str
     public_name: str  # the same without folders of this machine
     base: str  # where the base is: a folder, or `org/name`
@@ -95,6 +93,7 @@ def open_fine_tune(base: str, fine_tune: str, endpoint: str | None = None) -> It
             if source.library != "transformers":
                 raise ValueError(f"{source.spec} is of {source.library}; a LoRA is made of two models of transformers")
         found = match_fine_tune(first, own)
+        own.rename(found.in_file)
         in_base = {name: found.in_base(name) for name in own.tensors if found.in_base(name) in first.tensors}
         yield Pair(
             fine_tune,

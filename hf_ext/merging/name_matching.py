@@ -39,7 +39,7 @@ class Names:
 
     def infos(self, base: Source, task: Source) -> dict[str, tuple[TensorInfo, TensorInfo]]:
         """Type and shape of each pair, by the name in the base."""
-        return {name: (base.tensors[name], task.tensors[own]) for name, own in self.pairs.items()}
+        return {name: (base.tensors[name], task.tensors[self.in_file[own]]) for name, own in self.pairs.items()}
 
     def in_base(self, name: str) -> str:
         """The name that a tensor of the task has in the base."""
@@ -67,15 +67,16 @@ class Matching:
     # of each task: tensors with a row for each token where it has other tokens than the base, with the first of these
     vocabularies: tuple[dict[str, str], ...]
     aliases: dict[str, str]  # other names of tensors of the base, by the class or by its file
+    given: dict[str, str]  # names of the base's tensors in the model of method `"given"`
     warnings: list[str]  # doubts that a task is a fine-tune of the base
 
 
 def match_names(base: Source, tasks: Sequence[Source], *, given: Source | None = None, masks: bool = True) -> Matching:
     """Finds which tensor of a task is which of the base, and refuses a task that is no fine-tune of it. `given` is the
-    model of that method, which gets the names of the base; with `masks` a task keeps its own tokens."""
+    model of that method; with `masks` a task keeps its own. All sources keep the names of their files."""
     names = tuple(match_fine_tune(base, task) for task in tasks)
     both, taken, warnings = list(zip(tasks, names, strict=True)), dict[int, str](), list[str]()
-    aliases, unknown = _find_tied_names(base, tasks)
+    aliases, unknown = _find_tied_names(base, both)
     known = (None, "", base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path"))
     for task, own in both:
         origin = task.config.get("base_model_name_or_path") or task.config.get("_name_or_path")
@@ -99,9 +100,8 @@ def match_names(base: Source, tasks: Sequence[Source], *, given: Source | None =
             warnings.append(f"{task.title} names {prefixes}: both are treated as the same")
     warnings += unknown
     vocabularies = tuple(_compare_vocabularies(base, task, own, taken, warnings, masks) for task, own in both)
-    if given is not None:
-        _rename_given(base, given, warnings)
-    return Matching(names, vocabularies, aliases, warnings)
+    in_given = {} if given is None else _match_given(base, given, warnings)
+    return Matching(names, vocabularies, aliases, in_given, warnings)
 
 
 def _match_loaded(base: Source, task: Source) -> Names:
@@ -133,13 +133,12 @@ def _match_loaded(base: Source, task: Source) -> Names:
     return Names(base.tensors, new | {name: stored for name, stored in theirs.items() if name not in taken})
 
 
-def _rename_given(base: Source, model: Source, warnings: list[str]) -> None:
-    """Gives the tensors of a merged model, which has the base's tokens, the names of the base."""
+def _match_given(base: Source, model: Source, warnings: list[str]) -> dict[str, str]:
+    """The names in a merged model, which has the base's tokens, of the base's tensors."""
     names = _match_loaded(base, model)
-    model.rename(names.in_file)
     for name, why in _compare_vocabularies(base, model, names, {}, warnings, False).items():
         raise DataError(f"{name!r}: {model.title} has another vocabulary ({why}); give one with the base's tokens.")
-    model.rename(names.pairs)
+    return {name: names.in_file[own] for name, own in names.pairs.items()}
 
 
 def _compare_vocabularies(
@@ -193,13 +192,13 @@ def _find_token_rows(
     }
 
 
-def _find_tied_names(base: Source, tasks: Sequence[Source]) -> tuple[dict[str, str], list[str]]:
+def _find_tied_names(base: Source, tasks: Sequence[tuple[Source, Names]]) -> tuple[dict[str, str], list[str]]:
     """Tensors that are one and the same in the model: as the file says, and as the class of transformers ties them,
     which is asked only where a checkpoint holds two tensors that it could tie; and a warning if it is not known."""
     # what huggingface_hub and transformers write for a tensor that was left out: its name and the one that was kept
     tied = {name: kept for name, kept in base.metadata.items() if kept in base.tensors and name not in base.tensors}
     model, warnings, rows = None, list[str](), {(size,) for size in base.vocabularies}
-    every = [base.tensors.values(), *(task.tensors.values() for task in tasks)]
+    every = [base.tensors.values(), *([task.tensors[own] for own in names.in_file.values()] for task, names in tasks)]
     shapes = [[info.shape for info in held if info.shape[:1] in rows] for held in every]
     # models tie tensors of one shape with a row for each token
     if base.library == "transformers" and any(len(set(found)) < len(found) for found in shapes):
@@ -273,10 +272,10 @@ def _unwrap(base: Source, task: Source, names: Names) -> Names:
 
 
 def match_fine_tune(base: Source, task: Source) -> Names:
-    """Gives a task its names; refuses one that shares too few tensors with the base to be a fine-tune of it."""
+    """The names of a task; refuses one that shares too few tensors with the base to be a fine-tune of it."""
     names = _unwrap(base, task, _match_loaded(base, task))
-    task.rename(names.in_file)
-    counts = [sum(info.dtype.is_floating_point for info in held.tensors.values()) for held in (base, task)]
+    tensors = {name: task.tensors[own] for name, own in names.in_file.items()}
+    counts = [sum(info.dtype.is_floating_point for info in held.values()) for held in (base.tensors, tensors)]
     numbers = {name: two for name, two in names.infos(base, task).items() if two[0].dtype.is_floating_point}
     tokens = _find_token_rows((base.vocabularies, task.vocabularies), numbers)
     others = {name: two for name, two in numbers.items() if two[0].shape != two[1].shape and name not in tokens}
@@ -284,7 +283,7 @@ def match_fine_tune(base: Source, task: Source) -> Names:
     if 2 * fitting >= min(counts) and fitting:
         return names
     examples = [f"{names.pairs[name]!r} {[*own.shape]} ({[*ours.shape]})" for name, (ours, own) in others.items()]
-    examples += [f"{name!r} (not there)" for name in task.tensors if name not in set(names.pairs.values())]
+    examples += [f"{name!r} (not there)" for name in tensors if name not in set(names.pairs.values())]
     raise DataError(
         f"{task.title} is no fine-tune of {base.title}: of {counts[1]} floating-point tensors (base: {counts[0]}) "
         f"only {fitting} have the same name and shape. Others, with their shape in the base: "

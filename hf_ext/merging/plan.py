@@ -60,7 +60,6 @@ class Plan(AbstractContextManager["Plan", None]):
 
     @cached_property
     def merged_rows(self) -> tuple[Row, ...]:
-        """Tensors that are merged."""
         return tuple(row for row in self.rows if row.members)
 
     @cached_property
@@ -74,7 +73,6 @@ class Plan(AbstractContextManager["Plan", None]):
 
     @cached_property
     def sizes(self) -> Sizes:
-        """Bytes that the merge reads, writes and holds."""
         config, count, method = self.config, len(self.tasks), self.config.merge_method
         unified = 0 if method.deltas else sum(row.nbytes for row in self.rows)
         masks, extras = [0] * count, [0] * count
@@ -160,8 +158,11 @@ def make_plan(
             # the base of the adapters has no other owner
             config = dataclasses.replace(config, include_base=config.with_masks)
         matching = match_names(base, tasks, given=model, masks=config.with_masks)
+        for task, names in zip(tasks, matching.names, strict=True):
+            task.rename(names.in_file)
         table = Table(config, base, tasks, matching)
         if model is not None:
+            model.rename(matching.given)
             table.check_given(model)
         if statistics:
             table.check_statistics(statistics)

@@ -188,13 +188,6 @@ class NotFiniteError(DataError):
             "infinity; choose another dtype, or another merged model."
         )
 
-    @classmethod
-    def of_restored(cls, name: str, source: Source, dtype: torch.dtype) -> NotFiniteError:
-        return cls(
-            f"tensor {name!r} of {source.title}: restored, its values exceed the range of {dtype}; choose another "
-            "dtype (--dtype float32), method or rescale, or exclude the tensor."
-        )
-
 
 def is_finite(values: Tensor) -> bool:
     """True without NaN and infinity, which minimum and maximum hand on: one reading, and no memory."""
@@ -234,7 +227,10 @@ def require_restorable(folder: Path, plan: Plan, totals: np.ndarray, scales: np.
                     merged = root[row.name].flatten()[: row.elements]
             scale = float(scales[place, task])
             if not is_finite(restore_tensor(started, merged, mask, scale, row.elements, deltas)):
-                raise NotFiniteError.of_restored(name, source, row.dtype)
+                raise NotFiniteError(
+                    f"tensor {name!r} of {source.title}: restored, its values exceed the range of {row.dtype}; choose "
+                    "another dtype (--dtype float32), method or rescale, or exclude the tensor."
+                )
 
 
 # Of an input that is not finite, no task vector is: W_0 is subtracted from each, and what DARE drops is multiplied by

@@ -89,3 +89,8 @@ def pack_mask(bits: Tensor) -> Tensor:
 def unpack_mask(mask: Tensor, n: int) -> Tensor:
     """Element i is (byte[i // 8] >> (i % 8)) & 1."""
     return torch.from_numpy(np.unpackbits(mask.numpy(), count=n, bitorder="little")).bool()
+
+
+def relative_error(vector: Tensor, found: Tensor) -> float:
+    """‖τ - τ̂‖² / ‖τ‖²."""
+    return float((vector - found).square().sum() / vector.square().sum())
