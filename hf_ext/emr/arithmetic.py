@@ -113,11 +113,6 @@ def pack_mask(bits: Tensor) -> Tensor:
     return (padded << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1, dtype=torch.uint8)
 
 
-def unpack_mask(mask: Tensor, n: int) -> Tensor:
-    bits = mask[: -(-n // 8), None] >> torch.arange(8, dtype=torch.uint8, device=mask.device)
-    return (bits & 1).view(-1)[:n].bool()
-
-
 def elect(base: Tensor, tasks: list[Tensor], tie: str) -> Tensor:
     """W_uni in fp32. The first of equal weights is kept, which matters for +0 and -0 only."""
     total, moved = torch.zeros_like(base), torch.empty_like(base)

@@ -40,7 +40,7 @@ def open_unified(folder: str | Path, manifest: Manifest) -> Checkpoint:
         found = {name: (unified.info(name).shape, unified.info(name).dtype) for name in unified}
         told = {tensor.name: (tensor.shape, tensor.dtype) for tensor in manifest.tensors}
         differing = sorted(name for name in found.keys() | told.keys() if found.get(name) != told.get(name))
-        _require(not differing, folder, f"the root weights and the manifest differ in {differing[:3]}")
+        require(not differing, folder, f"the root weights and the manifest differ in {differing[:3]}")
     return unified
 
 
@@ -54,13 +54,13 @@ def open_masks(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint:
     record, merged = manifest.tasks[task], manifest.merged
     with _close_on_error(path) as masks:
         for name in masks:
-            _require(record.base_name(name) in merged, path, f"{name!r} is the mask of no merged tensor")
+            require(record.base_name(name) in merged, path, f"{name!r} is the mask of no merged tensor")
             base, info = merged[record.base_name(name)], masks.info(name)
             found, expected = info.shape, ((manifest.deltas or 1) * mask_bytes(base.elements),)
             fits = found == expected and info.dtype == torch.uint8
             needed = f"{base.elements} elements need {expected} of uint8"
-            _require(fits, path, f"{name!r} is {found} of {info.dtype}, {needed}")
-            _require(record.scale is not None or name in record.scales, path, f"{name!r} has no scale")
+            require(fits, path, f"{name!r} is {found} of {info.dtype}, {needed}")
+            require(record.scale is not None or name in record.scales, path, f"{name!r} has no scale")
     return masks
 
 
@@ -73,10 +73,10 @@ def open_extras(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint
     with _close_on_error(path) as extras:
         for name, shape in record.tails.items():
             fits = name in extras and record.base_name(name) in merged
-            _require(fits, path, f"no tail of {name!r}, of which the manifest tells")
+            require(fits, path, f"no tail of {name!r}, of which the manifest tells")
             length = math.prod(shape) - merged[record.base_name(name)].elements
             found, expected = extras.info(name).shape, (length,)
-            _require(found == expected, path, f"the tail of {name!r} has shape {found}, expected {expected}")
+            require(found == expected, path, f"the tail of {name!r} has shape {found}, expected {expected}")
     return extras
 
 
@@ -84,7 +84,7 @@ def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
     """Reads the sums of a task: fp64 `[merged tensors, 10]`, columns as `SUMS`, 0 where it takes no part."""
     path = _own_file(folder, manifest, f"tasks/{task}/{FILE}")
     (sums,) = _read(path, SUMS, sums=(len(manifest.merged), len(SUMS)))
-    _require(bool(np.isfinite(sums).all() and (sums[:, :7] >= 0).all()), path, "contains impossible sums")
+    require(bool(np.isfinite(sums).all() and (sums[:, :7] >= 0).all()), path, "contains impossible sums")
     return sums
 
 
@@ -92,7 +92,7 @@ def _own_file(folder: str | Path, manifest: Manifest, name: str) -> Path:
     """The path of a file, which is as the merge wrote it. It is read once, and again only after it changed."""
     path, told = artifact_file(folder, name), {**manifest.unified.get(name, {}), **manifest.files.get(name, {})}
     fault = find_fault(path, told) if told else None
-    _require(fault is None, path, f"not as the merge wrote it ({fault})")
+    require(fault is None, path, f"not as the merge wrote it ({fault})")
     return path
 
 
@@ -106,7 +106,8 @@ def _close_on_error(source: str | Path) -> Iterator[Checkpoint]:
         raise
 
 
-def _require(fits: bool, where: str | Path, what: str) -> None:
+def require(fits: bool, where: str | Path, what: str) -> None:
+    """Refuses what does not fit the manifest."""
     if not fits:
         raise CheckpointError(f"{where}: {what}; the artifact is damaged: download it again, or merge again.")
 
@@ -132,8 +133,8 @@ def _read(path: Path, columns: Sequence[str], **shapes: tuple[int, ...]) -> list
     with open_checkpoint(path) as file:
         expected = {name: (shape, torch.float64) for name, shape in shapes.items()}
         found = {name: (file.info(name).shape, file.info(name).dtype) for name in file}
-        _require(found == expected, path, f"holds {found}, expected {expected}")
-        _require(file.metadata.get("columns") == ",".join(columns), path, "has other columns")
+        require(found == expected, path, f"holds {found}, expected {expected}")
+        require(file.metadata.get("columns") == ",".join(columns), path, "has other columns")
         return [file[name].numpy() for name in shapes]
 
 

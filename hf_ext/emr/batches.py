@@ -135,7 +135,6 @@ class Generation:
         self._left, self._fill = len(rows), 0
 
     def run(self, model: Any, task: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-        """Token ids of a task's rows."""
         own = self._rows[task].tolist()
         if (allowed := options.get("prefix_allowed_tokens_fn")) is not None:
             # The function knows a row by its number among all.

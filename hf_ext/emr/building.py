@@ -45,11 +45,8 @@ class Place(NamedTuple):
 
 
 class BuiltModel(NamedTuple):
-    """A model with the weights of a task."""
-
     model: torch.nn.Module  # the model, in evaluation mode
-    names: frozenset[str]  # names of the tensors of the checkpoint
-    places: dict[str, Place]  # where in the model each of them is that the model uses
+    places: dict[str, Place]  # where in the model each tensor of the checkpoint is that the model uses
     # whether this tells all. If not, the library transforms tensors or initialises new ones, and the weights of
     # another task cannot be put into the model in place
     complete: bool
@@ -207,7 +204,7 @@ def _build_transformers(
     places = _find_places(model, used)
     places |= _find_parts(model, {name: value for name, value in used.items() if name not in places}, places)
     complete = len(places) == len(used) and not report["mismatched_keys"]
-    return BuiltModel(model, frozenset(weights), places, complete)
+    return BuiltModel(model, places, complete)
 
 
 def _build_diffusers(config: Any, weights: dict[str, Tensor], dtype: torch.dtype | None) -> BuiltModel:
@@ -221,7 +218,7 @@ def _build_diffusers(config: Any, weights: dict[str, Tensor], dtype: torch.dtype
     model.load_state_dict(weights, strict=True)
     kept = next((value.dtype for value in weights.values() if value.is_floating_point()), torch.float32)
     model.to(dtype or kept)
-    return BuiltModel(model, frozenset(weights), {name: Place(name) for name in weights}, True)
+    return BuiltModel(model, {name: Place(name) for name in weights}, True)
 
 
 def _build_adapter(
@@ -241,7 +238,7 @@ def _build_adapter(
     own = {value.data_ptr(): name for name, value in model.named_parameters(remove_duplicate=False)}
     saved = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
     places = {name: Place(own[saved[name].data_ptr()]) for name in weights if name in saved}
-    return BuiltModel(model, frozenset(weights), places, len(places) == len(weights))
+    return BuiltModel(model, places, len(places) == len(weights))
 
 
 def _find_places(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Place]:

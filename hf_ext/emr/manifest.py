@@ -41,8 +41,6 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """The origin of weights."""
-
     source: str  # `org/name`, or a path, relative ones to the artifact (`manifest`)
     revision: str | None  # commit, of a Hub
     files: dict[str, dict[str, Any]]  # `bytes`, `sha256` (or `None`) and `header_sha256` of every weight file
@@ -55,8 +53,6 @@ class SourceRecord:
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """A task of the artifact."""
-
     origin: SourceRecord  # its checkpoint
     architecture: str | None  # class of its model
     base_prefix: str  # name in the root weights = `base_prefix` + the task's name without `task_prefix`

@@ -278,7 +278,7 @@ class EMRModel(Uncopied):
         """True if a task's network is that of `model`, but for labels and width of the head."""
         whole = self.current is not None and self._built.complete
         same = whole and same_network(self.read_config(task), self._config)
-        return same and self.weights.entries(task).keys() == self._built.names
+        return same and self.weights.entries(task).keys() == self.weights.entries(str(self.current)).keys()
 
     @contextmanager
     def task(self, name: str) -> Iterator[Any]:

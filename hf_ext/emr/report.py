@@ -62,7 +62,7 @@ def make_report(
         {"task": name, "elements": int(elements @ participates[:, task]), **_of_task(measures, task, participates)}
         for task, name in enumerate(tasks)
     ]
-    report = {**about, "tasks": entries, "mean": _mean(entries), "cosines": cosines, "sizes": stored}
+    report = {**about, "tasks": entries, "mean": mean_of(entries), "cosines": cosines, "sizes": stored}
     return {**report, "warnings": _warnings(report)}
 
 
@@ -87,11 +87,11 @@ def _of_task(measure: Any, task: int, participates: Array) -> Any:
     return {"least": float(own.min()), "median": float(np.median(own)), "greatest": float(own.max())}
 
 
-def _mean(entries: Sequence[Any]) -> Any:
+def mean_of(entries: Sequence[Any]) -> Any:
     """The mean over the tasks of every number; null where no task has one."""
     known = [entry for entry in entries if entry is not None]
     if known and isinstance(known[0], Mapping):
-        return {key: _mean([entry[key] for entry in known]) for key in known[0] if key != "task"}
+        return {key: mean_of([entry[key] for entry in known]) for key in known[0] if key != "task"}
     return sum(known) / len(known) if known else None
 
 
@@ -138,7 +138,7 @@ def _one_bit_warnings(report: Mapping[str, Any]) -> list[str]:
     better = [entry for entry in known if entry["error"]["one_bit"] < entry["error"]["rescaled"]]
     if not better:
         return []
-    mean = {key: _mean([entry["error"][key] for entry in better]) for key in ("one_bit", "rescaled", *RESCALES[:-1])}
+    mean = {key: mean_of([entry["error"][key] for entry in better]) for key in ("one_bit", "rescaled", *RESCALES[:-1])}
     best = min((mode for mode in RESCALES[:-1] if mean[mode] is not None), key=mean.__getitem__)
     advice = f" Rescale {best} would come to {mean[best]:.3f}." if mean[best] < 0.99 * mean["rescaled"] else ""
     names = ", ".join(entry["task"] for entry in better)

@@ -26,7 +26,7 @@ from ..hub.header_format import CheckpointError
 from ..hub.published_files import walk
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .arithmetic import compute_scales, find_kernels, restore_block
-from .artifact import HubFiles, find_fault, open_extras, open_masks, open_unified, read_sums, read_tasks
+from .artifact import HubFiles, find_fault, open_extras, open_masks, open_unified, read_sums, read_tasks, require
 from .manifest import MANIFEST, WEIGHT_STEMS, Manifest, SourceRecord, TaskRecord, artifact_file, find_folder
 
 # What an artifact has and a plain checkpoint does not.
@@ -129,14 +129,11 @@ class TaskWeights(Uncopied):
         self._base = _MappedFiles(self._open_base(base))
         for tensor in self._merged.values():
             info = self._base.infos.get(tensor.name)
-            if info is None or info.shape != tensor.shape:
-                raise CheckpointError(
-                    f"{self.folder}: tensor {tensor.name!r} {tensor.shape} was merged, and the base has "
-                    f"{'none' if info is None else info.shape}; the artifact is damaged: fetch or merge it again."
-                )
+            found = "none" if info is None else info.shape
+            what = f"tensor {tensor.name!r} {tensor.shape} was merged, and the base has {found}"
+            require(found == tensor.shape, self.folder, what)
 
     def entries(self, task: str) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Lists the tensors of a task's checkpoint."""
         return dict(self._open(task).entries)
 
     def restore(
@@ -287,12 +284,9 @@ class TaskWeights(Uncopied):
             tensor = self._merged[record.base_name(name)]
             entries[name] = (tensor.dtype, record.tails.get(name, tensor.shape))
         for name in record.shared:
-            info = self._base.infos.get(record.base_name(name))
-            if info is None:
-                raise CheckpointError(
-                    f"{self.folder}: {name!r} of task {task!r} is said to be the base's, which has no such tensor; "
-                    "the artifact is damaged: fetch it again, or merge again."
-                )
+            what = f"{name!r} of task {task!r} is said to be the base's, which has no such tensor"
+            require(record.base_name(name) in self._base.infos, self.folder, what)
+            info = self._base.infos[record.base_name(name)]
             entries[name] = (info.dtype, info.shape)
         opened = _TaskFiles(record, masks, extras, self._scales(task, record, masks), entries)
         return self._tasks.setdefault(task, opened)

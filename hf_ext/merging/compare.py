@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..emr.artifact import fetch_file
-from ..emr.report import NOT_MEASURED, is_measured, number_text
+from ..emr.report import NOT_MEASURED, is_measured, mean_of, number_text
 from ..errors import UsageError
 from ..files import read_json_object
 from ..hub.header_format import CheckpointError
@@ -64,20 +64,16 @@ def _compare(sources: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> di
     merges = []
     for index, (source, report) in enumerate(zip(sources, reports, strict=True)):
         about = {key: report["method"][key] for key in ("method", "rescale", "masks")}
-        error, alone = _mean([task["errors"][index] for task in shared]), report["sizes"]["artifact"]
+        error, alone = mean_of([task["errors"][index] for task in shared]), report["sizes"]["artifact"]
         both = report["sizes"].get("artifact_and_base", alone)
         merges.append({"name": source, **about, "error": error, "bytes": alone, "bytes_with_base": both})
-    one_bit = _mean([task["one_bit"] for task in shared if task["one_bit"] is not None])
     warnings = [
         text
         for source, found in zip(sources[1:], entries[1:], strict=True)
         for text in _differences(f"{source} and {sources[0]} differ in", entries[0], found)
     ]
+    one_bit = mean_of([task["one_bit"] for task in shared])
     return {"merges": merges, "tasks": tasks, "one_bit": one_bit, "warnings": warnings}
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _differences(begin: str, first: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
@@ -93,7 +89,6 @@ def _differences(begin: str, first: Mapping[str, Any], other: Mapping[str, Any])
 
 
 def comparison_table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the comparison."""
     merges = found["merges"]
     names = [Path(merge["name"]).name for merge in merges]
     if len(set(names)) < len(names):

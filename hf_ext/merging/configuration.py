@@ -21,12 +21,12 @@ from .methods import METHODS, Method, options_by_name
 RUNNING = ("measure", "memory", "workers", "max_shard_size")
 
 
-def whole_number(name: str, value: Any, least: int = 1) -> int:
+def whole_number(name: str, value: Any) -> int:
     """An `int` of a setting of the Python API: of numpy's and torch's whole numbers too, not of a float or a bool."""
     with contextlib.suppress(TypeError):
-        if not isinstance(value, bool) and (found := operator.index(value)) >= least:
+        if not isinstance(value, bool) and (found := operator.index(value)) >= 1:
             return found
-    raise UsageError(f"{name} must be a whole number of at least {least}; got {value!r:.80}.")
+    raise UsageError(f"{name} must be a whole number of at least 1; got {value!r:.80}.")
 
 
 def _take_numpy(kind: Any) -> Any:

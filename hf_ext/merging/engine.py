@@ -79,7 +79,7 @@ def make_units(merged: Sequence[Row], copies: Sequence[Copy], *, whole: bool = F
 def add_up(rows: Sequence[Row], tasks: int, units: Sequence[Unit], sums: Iterable[np.ndarray]) -> TensorSums:
     """Adds up the sums of all units, in their order."""
     elements = np.array([row.elements for row in rows], np.int64)
-    participates = np.array([[name is not None for name in row.task_names] for row in rows])
+    participates = np.array([[task in row.members for task in range(tasks)] for row in rows])
     of_tasks, of_all = np.zeros((len(rows), tasks, len(SUMS))), np.zeros((len(rows), len(TOTALS)))
     total = TensorSums(elements, participates, of_tasks, of_all, np.zeros((tasks, tasks)))
     upper, own = np.triu_indices(tasks), tasks * len(SUMS)
@@ -115,8 +115,6 @@ class _Buffers:
 
 
 class Engine:
-    """Does the units of a merge."""
-
     def __init__(self, plan: Plan, outputs: Outputs, vectors: TaskVectors, workers: int, memory: int) -> None:
         self._plan, self._outputs, self._vectors, self._workers = plan, outputs, vectors, workers
         self._method, self._arguments = plan.config.merge_method, plan.config.arguments
@@ -148,8 +146,6 @@ class Engine:
         self._pool = ThreadPoolExecutor(connections) if remote else None
 
     def run(self, units: Sequence[tuple[int, Unit]], done: Callable[[int, np.ndarray], None]) -> None:
-        """Does units, in any order."""
-
         def work(number: int, unit: Unit, buffers: _Buffers) -> None:
             made = [(self._merge if piece.merged else self._copy)(piece, buffers) for piece in unit]
             done(number, np.concatenate(made))
@@ -224,7 +220,7 @@ class Engine:
         plan = self._plan
         found = [(0, plan.base, row.name), *((task + 1, plan.tasks[task], name) for task, name in row.members.items())]
         if plan.merged_model is not None:
-            found.append((len(plan.tasks) + 1, plan.merged_model, plan.matching.given[row.name]))
+            found.append((len(plan.tasks) + 1, plan.merged_model, row.name))
         return found
 
     def _copy(self, piece: Piece, buffers: _Buffers) -> np.ndarray:

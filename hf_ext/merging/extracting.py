@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,6 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Pair:
-    """A fine-tune beside its base."""
-
     title: str
     public_name: str  # the same without folders of this machine
     base: str  # where the base is: a folder, or `org/name`
@@ -175,18 +173,18 @@ def _list_ranks(matrices: list[tuple[Tensor, float, int, int]]) -> list[dict[str
 
 class _Extraction:
     def __init__(self, pair: Pair, folder: Path, lora_only: bool, rank: int | None, error: float | None) -> None:
-        self._folder, self._lora_only, self._rank, self._error = folder, lora_only, rank, error
-        self._model = _build_outline(pair)
-        self._pair = _take_names_of(pair)
+        self._pair, self._folder, self._lora_only, self._rank, self._error = pair, folder, lora_only, rank, error
+        self._config, self._model = _build_outline(pair)
+        # transformers renames tensors on loading, a ViT's for instance; a tied one has the first of its names
+        loaded = find_loaded_names(dict.fromkeys(pair.names), self._config)
+        first = {name: own for own, name in reversed(loaded.items())}
+        # the names in the fine-tune's file, by those in the model
+        self._origin = {first.get(name, name): name for name in pair.names}
         self._modules = dict(self._model.named_modules())
-        self._held: dict[str, Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
-        self._held |= self._model.named_buffers(remove_duplicate=False)
+        self._held: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
         # peft saves whole every module whose name ends with that of one that must be: pre_classifier with classifier.
-        unfit = {
-            name.rpartition(".")[0]
-            for name in self._pair.names
-            if name in self._held and self._pair.base_shapes.get(name) != tuple(self._held[name].shape)
-        }
+        named = [name for name in self._origin if name in self._held]
+        unfit = {name.rpartition(".")[0] for name in named if not self._fits(name, self._held[name])}
         self._ends = () if lora_only else tuple(unfit - {""})
         # A tied tensor is in every module that holds it.
         self._places: dict[int, list[str]] = defaultdict(list)
@@ -204,7 +202,7 @@ class _Extraction:
 
     def run(self) -> dict[str, Any]:
         """Goes through the tensors, writes the adapter, and tells what became of everything."""
-        for name in self._pair.names:
+        for name in self._origin:
             self._take(name)
         for module in self._biases.keys() - self._matrices.keys():
             # peft takes a bias beside factors only: here they add nothing
@@ -215,11 +213,10 @@ class _Extraction:
         for module, found in self._matrices.items() if self._biases else ():
             # peft gives B a bias in every module or in none.
             self._keep({f"{module}.lora_B.bias": self._biases.get(module, torch.zeros(found["shape"][0]))})
-        files, own = dict(self._pair.files), read_json_object(self._pair.files["config.json"])
-        warnings = _warn_of_settings(self._pair, own)
+        files, warnings = dict(self._pair.files), _warn_of_settings(self._pair, self._config)
         # Beside a config.json, transformers looks for whole weights and not for an adapter, so it is taken only where
         # that of the base would not do.
-        if not warnings and all(own.get(key) == self._pair.base_config.get(key) for key in _LABELS):
+        if not warnings and all(self._config.get(key) == self._pair.base_config.get(key) for key in _LABELS):
             del files["config.json"]
         bare = [module for module in self._matrices if self._biases and f"{module}.bias" not in self._held]
         if bare:
@@ -235,10 +232,10 @@ class _Extraction:
         return report
 
     def _take(self, name: str) -> None:
-        own = self._pair.read(name)
+        own = self._pair.read(self._origin[name])
         self._bytes += own.nbytes
-        fits = self._pair.base_shapes.get(name) == tuple(own.shape)
-        difference = own.float() - self._pair.read_base(name).float() if fits else torch.zeros(0)
+        fits = self._fits(name, own)
+        difference = own.float() - self._pair.read_base(self._origin[name]).float() if fits else torch.zeros(0)
         square = _sum_of_squares(difference)
         if fits and square == 0:
             return
@@ -257,6 +254,10 @@ class _Extraction:
         else:
             self._whole.append(name)
 
+    def _fits(self, name: str, tensor: Tensor) -> bool:
+        """True if the base has a tensor in this shape."""
+        return self._pair.base_shapes.get(self._origin.get(name, "")) == tuple(tensor.shape)
+
     def _is_matrix(self, module: str) -> bool:
         """True if a module is a linear layer whose weight the base has and does not tie to another."""
         weight = f"{module}.weight"
@@ -264,7 +265,7 @@ class _Extraction:
             type(self._modules.get(module)) in _LINEAR
             and not module.endswith(self._ends)
             and len(self._places[id(self._held[weight])]) == 1
-            and self._pair.base_shapes.get(weight) == tuple(self._held[weight].shape)
+            and self._fits(weight, self._held[weight])
         )
 
     def _take_matrix(self, module: str, difference: Tensor, square: float) -> None:
@@ -300,7 +301,7 @@ class _Extraction:
         places = (place for name in self._whole for place in self._places[id(self._held[name])])
         found = sorted({place.rpartition(".")[0] for place in places})
         modules = [module for module in found if not any(module.startswith(f"{other}.") for other in found)]
-        stored = {id(self._held[name]): name for name in self._pair.names if name in self._held}
+        stored = {id(self._held[name]): own for name, own in self._origin.items() if name in self._held}
         for module in modules:
             names = {name: stored.get(id(held)) for name, held in self._held.items() if name.startswith(f"{module}.")}
             self._keep({name: self._pair.read(own) for name, own in names.items() if own is not None})
@@ -367,7 +368,8 @@ class _Extraction:
         }
 
 
-def _build_outline(pair: Pair) -> nn.Module:
+def _build_outline(pair: Pair) -> tuple[dict[str, Any], nn.Module]:
+    """The configuration of the fine-tune, and its model without weights."""
     if "config.json" not in pair.files:
         raise ValueError(f"{pair.title}: config.json, which names the class of the model, is missing; add it")
     told = read_json_object(pair.files["config.json"])
@@ -378,7 +380,7 @@ def _build_outline(pair: Pair) -> nn.Module:
         )
     config = AutoConfig.from_pretrained(pair.files["config.json"])
     with torch.device("meta"):
-        return model_class(config, pair.files["config.json"].parent, False)(config)
+        return told, model_class(config, pair.files["config.json"].parent, False)(config)
 
 
 def _warn_of_settings(pair: Pair, own: Mapping[str, Any]) -> list[str]:
@@ -392,21 +394,6 @@ def _warn_of_settings(pair: Pair, own: Mapping[str, Any]) -> list[str]:
         f"{pair.public_name} has other values of {', '.join(sorted(different))} than the base, which peft loads the "
         "adapter on as that is: load the base with the config.json that lies beside the adapter"
     ]
-
-
-def _take_names_of(pair: Pair) -> Pair:
-    """The pair under the names of the model, where transformers renames tensors on loading; ViT's, for instance."""
-    loaded = find_loaded_names(dict.fromkeys(pair.names), read_json_object(pair.files["config.json"]))
-    # of several names of a tied tensor the first
-    first = {name: own for own, name in reversed(loaded.items())}
-    origin = {first.get(name, name): name for name in pair.names}
-    return replace(
-        pair,
-        names=tuple(origin),
-        base_shapes={name: pair.base_shapes[own] for name, own in origin.items() if own in pair.base_shapes},
-        read=lambda name: pair.read(origin[name]),
-        read_base=lambda name: pair.read_base(origin[name]),
-    )
 
 
 def _sum_of_squares(tensor: Tensor) -> float:

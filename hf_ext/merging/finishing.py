@@ -145,7 +145,7 @@ def _make_manifest(
         },
         method=method,
         tensors=tuple(
-            TensorRecord(row.name, row.shape, row.dtype, row.elements if row.task_names else 0) for row in plan.rows
+            TensorRecord(row.name, row.shape, row.dtype, row.elements if row.members else 0) for row in plan.rows
         ),
         aliases=plan.matching.aliases,
         tasks={

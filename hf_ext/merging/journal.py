@@ -38,7 +38,6 @@ from ..errors import DataError, UsageError
 from ..files import read_json_object, recover_folder, require_free
 from ..hub.card_rules import read_card
 from ..hub.cards import is_written
-from ..hub.published_files import is_loaded
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from ..system import open_descriptor, sync_data
 from .plan import Plan
@@ -174,7 +173,6 @@ class Outputs:
             raise
 
     def flush(self) -> None:
-        """Waits until what was written so far is on the disk."""
         for writer in self.writers:
             writer.flush()
 
@@ -253,10 +251,9 @@ def require_target(out: Path, overwrite: bool) -> None:
 def find_own(folder: Path) -> Callable[[str], bool]:
     """Tells by its path whether a file of an earlier merge is the merge's, or its owner's."""
     record, card = folder / MANIFEST, folder / "README.md"
-    told = read_json_object(record if record.is_file() else folder / "report.json", optional=True).get("files")
-    own = {*UNNAMED, *(told or ())} - ({card.name} if card.is_file() and is_written(read_card(card)) else set())
-    # a model that an earlier version merged has no list
-    return lambda name: name in own or (told is None and is_loaded(name))
+    told = read_json_object(record if record.is_file() else folder / "report.json", optional=True).get("files", ())
+    own = {*UNNAMED, *told} - ({card.name} if card.is_file() and is_written(read_card(card)) else set())
+    return own.__contains__
 
 
 def _is_merge(folder: Path) -> bool:

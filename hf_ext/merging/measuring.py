@@ -189,7 +189,7 @@ class WeightedMerge(nn.Module):
             self.own_names[task][name]: base
             + sum(weight * vector for weight, vector in zip(self.weight[:, index], vectors, strict=True))
             for index, (row, base, vectors) in enumerate(zip(self.rows, self.base, self.vectors, strict=True))
-            if (name := row.task_names[task]) is not None
+            if (name := row.members.get(task)) is not None
         }
 
     def forward(self, batches: list[Tensors]) -> Tensor:

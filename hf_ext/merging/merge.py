@@ -175,7 +175,6 @@ class _Run:
                 ) from error
 
     def module_folder(self, name: str) -> Path:
-        """The folder of the merge of a module with weights of its own."""
         return self.partial / "modules" / Path(name).parent
 
     def prepare(self) -> None:

@@ -67,7 +67,7 @@ class Matching:
     # of each task: tensors with a row for each token where it has other tokens than the base, with the first of these
     vocabularies: tuple[dict[str, str], ...]
     aliases: dict[str, str]  # other names of tensors of the base, by the class or by its file
-    given: dict[str, str]  # names in the model of method `"given"`, where it has the tensor in the same form
+    given: dict[str, str]  # names of the base's tensors in the model of method `"given"`
     warnings: list[str]  # doubts that a task is a fine-tune of the base
 
 
@@ -134,15 +134,11 @@ def _match_loaded(base: Source, task: Source) -> Names:
 
 
 def _match_given(base: Source, model: Source, warnings: list[str]) -> dict[str, str]:
-    """The names in a merged model, which has the base's tokens, of the tensors that it has in the base's shape."""
+    """The names in a merged model, which has the base's tokens, of the base's tensors."""
     names = _match_loaded(base, model)
     for name, why in _compare_vocabularies(base, model, names, {}, warnings, False).items():
         raise DataError(f"{name!r}: {model.title} has another vocabulary ({why}); give one with the base's tokens.")
-    return {
-        name: names.in_file[names.pairs[name]]
-        for name, (ours, own) in names.infos(base, model).items()
-        if own.shape == ours.shape and own.dtype.is_floating_point
-    }
+    return {name: names.in_file[own] for name, own in names.pairs.items()}
 
 
 def _compare_vocabularies(
@@ -159,7 +155,7 @@ def _compare_vocabularies(
         difference = compare_tokens(*files, taken)
     except UnreadableError as error:
         warnings.append(f"{task.title} and the base: the tokenizers were not compared: {error}")
-        difference = ""
+        return {}
     if not difference:
         return {}
     # a size that is the default of its class is in no file, and takes seconds to find

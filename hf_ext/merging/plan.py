@@ -60,13 +60,12 @@ class Plan(AbstractContextManager["Plan", None]):
 
     @cached_property
     def merged_rows(self) -> tuple[Row, ...]:
-        """Tensors that are merged."""
-        return tuple(row for row in self.rows if row.task_names)
+        return tuple(row for row in self.rows if row.members)
 
     @cached_property
     def copied_rows(self) -> tuple[Row, ...]:
         """Tensors that keep the base's values."""
-        return tuple(row for row in self.rows if not row.task_names)
+        return tuple(row for row in self.rows if not row.members)
 
     def own_tensors(self, *rules: str, task: int | None = None) -> list[Own]:
         """Tensors of the tasks, or of one, that are not merged and for which one of these rules holds."""
@@ -74,7 +73,6 @@ class Plan(AbstractContextManager["Plan", None]):
 
     @cached_property
     def sizes(self) -> Sizes:
-        """Bytes that the merge reads, writes and holds."""
         config, count, method = self.config, len(self.tasks), self.config.merge_method
         unified = 0 if method.deltas else sum(row.nbytes for row in self.rows)
         masks, extras = [0] * count, [0] * count
@@ -164,6 +162,7 @@ def make_plan(
             task.rename(names.in_file)
         table = Table(config, base, tasks, matching)
         if model is not None:
+            model.rename(matching.given)
             table.check_given(model)
         if statistics:
             table.check_statistics(statistics)

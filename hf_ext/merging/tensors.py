@@ -10,8 +10,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 
@@ -47,13 +46,8 @@ class Row:
     name: str  # name in the base
     shape: tuple[int, ...]
     dtype: torch.dtype  # type in the result
-    # name in each task, `None` where it does not take part; empty if it is not merged
-    task_names: tuple[str | None, ...] = ()
-
-    @cached_property
-    def members(self) -> dict[int, str]:
-        """The tasks that take part, by their index, with their names of the tensor."""
-        return {task: name for task, name in enumerate(self.task_names) if name is not None}
+    # its names in the tasks that take part, by their index, in order; empty if it is not merged
+    members: dict[int, str] = field(default_factory=dict)
 
     @property
     def elements(self) -> int:
@@ -99,7 +93,7 @@ class Table:
                 self.rows.append(self._decide(name, info))
         for index, names in enumerate(matching.names):
             self._decide_rest(index, names)
-        if not any(row.task_names for row in self.rows):
+        if not any(row.members for row in self.rows):
             raise DataError(
                 f"nothing to merge: every floating-point tensor of {base.title} is excluded, or of another shape in "
                 "the tasks. Check base, tasks and exclude."
@@ -131,7 +125,7 @@ class Table:
         warnings = [f"exclude: {pattern!r} is the beginning of no tensor's name" for pattern in patterns]
         unused = [part for part in filters if not any(part in name for name in names)]
         warnings += [f"the filter {part!r} is in no tensor's name" for part in unused]
-        merged = [row.name for row in self.rows if row.task_names]
+        merged = [row.name for row in self.rows if row.members]
         for name, setting in self._config.options.items():
             by_task = setting if isinstance(setting, dict) else dict.fromkeys(self._config.tasks, setting)
             others = [task for task in self._config.tasks if task not in by_task]
@@ -148,7 +142,7 @@ class Table:
             own = [item for item in self.own if item.task == index]
             lost = [item for item in own if item.rule == KEPT and item.reason != EXCLUDED and item.nbytes]
             known = {item.base_name for item in own if item.reason == EXCLUDED}
-            others = [row.name for row in self.rows if row.task_names and index not in row.members]
+            others = [row.name for row in self.rows if row.members and index not in row.members]
             absent = [name for name in others if name not in known]
             unfit = [item.base_name for item in lost if item.reason != STATISTIC]
             unfit = [*absent, *(name for name in unfit if name in self._base.tensors and name not in absent)]
@@ -182,7 +176,7 @@ class Table:
             if not other:
                 continue
             rows = find_label_rows(source.tensors, source.config, len(found))
-            mixed = [row.name for row in self.rows if row.task_names and row.task_names[index] in (rows or ())]
+            mixed = [row.name for row in self.rows if row.members.get(index) in (rows or ())]
             if mixed or rows == []:
                 key, where = other[0], name_some(mixed) or "a head that was not found"
                 raise DataError(
@@ -193,18 +187,19 @@ class Table:
 
     def check_given(self, model: Source) -> None:
         """Refuses a model of method `"given"` that lacks a merged tensor."""
-        lacking = [row for row in self.rows if row.task_names and row.name not in self._matching.given]
-        if lacking:
-            raise DataError(
-                f"{model.title} has no floating-point {lacking[0].name!r} of shape {list(lacking[0].shape)}; give a "
-                "model that was merged from these tasks, or exclude the tensor."
-            )
+        for row in self.rows:
+            found = model.tensors.get(row.name)
+            if row.members and (found is None or found.shape != row.shape or not found.dtype.is_floating_point):
+                raise DataError(
+                    f"{model.title} has no floating-point {row.name!r} of shape {list(row.shape)}; give a model that "
+                    "was merged from these tasks, or exclude the tensor."
+                )
 
     def check_statistics(self, files: Sequence[Source]) -> None:
         """Refuses statistics of another kind, and those without a merged tensor of their task in its shape."""
         method = self._config.merge_method
         grams = method.statistics == "gram"
-        known = [row.members for row in self.rows if row.task_names]
+        known = [row.members for row in self.rows if row.members]
         if grams:
             known = [members for members in known if any(name in files[i].tensors for i, name in members.items())]
         for index, (task, file) in enumerate(zip(self._tasks, files, strict=True)):
@@ -238,10 +233,8 @@ class Table:
                 merged[index] = own
         if reason is None and not holders:
             self._lacking[name] = info.shape
-        if not merged:
-            return Row(name, info.shape, info.dtype)
-        dtype = getattr(torch, self._config.dtype) if self._config.dtype else info.dtype
-        return Row(name, info.shape, dtype, tuple(merged.get(index) for index in range(len(self._tasks))))
+        dtype = getattr(torch, self._config.dtype) if merged and self._config.dtype else info.dtype
+        return Row(name, info.shape, dtype, merged)
 
     def _raw_reason(self, name: str, info: TensorInfo) -> str | None:
         """The reason why a tensor of the base is not merged, if there is one."""

@@ -44,11 +44,10 @@ class TaskVectors:
         options = config.find_options("", 0.0, list(config.tasks))
         self.density: list[float] = options.get(config.merge_method.trim or "", [1.0] * self.tasks)
         self.passes = 2 if min(self.density) < 1 else 0
-        # Bit patterns of the smallest magnitudes kept, and how many of the largest are still to be found below them.
-        self._threshold = np.zeros(self.tasks, np.int64)
-        self._wanted = np.zeros(self.tasks, np.int64)
+        # Bit patterns of the smallest magnitudes kept, and how many of the largest are still to be found below them;
         # elements of each task, and how many of them are kept
-        self._counted, self._kept = np.zeros((2, self.tasks), np.int64)
+        self._found = np.zeros((4, self.tasks), np.int64)
+        self._threshold, self._wanted, self._counted, self._kept = self._found
         self.passes_done = 0
 
     def new_counts(self) -> np.ndarray:
@@ -100,14 +99,10 @@ class TaskVectors:
 
     def state(self) -> dict[str, Any]:
         """The results of the passes so far, from which an interrupted merge resumes."""
-        bits, wanted = self._threshold.tolist(), self._wanted.tolist()
-        known = {"counted": self._counted.tolist(), "kept": self._kept.tolist()}
-        return {"passes": self.passes_done, "threshold_bits": bits, "wanted": wanted, **known}
+        return {"passes": self.passes_done, "found": self._found.tolist()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._threshold = np.array(state["threshold_bits"], np.int64)
-        self._wanted, self.passes_done = np.array(state["wanted"], np.int64), state["passes"]
-        self._counted, self._kept = np.array(state["counted"], np.int64), np.array(state["kept"], np.int64)
+        self._found[:], self.passes_done = state["found"], state["passes"]
 
     def warn_of_equals(self, labels: Sequence[str]) -> list[str]:
         """Warnings of tasks of which much more than the density asks for is kept: the authors' code keeps all that
@@ -193,13 +188,6 @@ class NotFiniteError(DataError):
             "infinity; choose another dtype, or another merged model."
         )
 
-    @classmethod
-    def of_restored(cls, name: str, source: Source, dtype: torch.dtype) -> NotFiniteError:
-        return cls(
-            f"tensor {name!r} of {source.title}: restored, its values exceed the range of {dtype}; choose another "
-            "dtype (--dtype float32), method or rescale, or exclude the tensor."
-        )
-
 
 def is_finite(values: Tensor) -> bool:
     """True without NaN and infinity, which minimum and maximum hand on: one reading, and no memory."""
@@ -239,7 +227,10 @@ def require_restorable(folder: Path, plan: Plan, totals: np.ndarray, scales: np.
                     merged = root[row.name].flatten()[: row.elements]
             scale = float(scales[place, task])
             if not is_finite(restore_tensor(started, merged, mask, scale, row.elements, deltas)):
-                raise NotFiniteError.of_restored(name, source, row.dtype)
+                raise NotFiniteError(
+                    f"tensor {name!r} of {source.title}: restored, its values exceed the range of {row.dtype}; choose "
+                    "another dtype (--dtype float32), method or rescale, or exclude the tensor."
+                )
 
 
 # Of an input that is not finite, no task vector is: W_0 is subtracted from each, and what DARE drops is multiplied by

@@ -5,6 +5,7 @@ For tests and benchmarks: slow, never shipped with a checkpoint. Each function s
 taken over the whole block in fp64.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,6 +87,10 @@ def pack_mask(bits: Tensor) -> Tensor:
 
 
 def unpack_mask(mask: Tensor, n: int) -> Tensor:
-    """Element i is (byte[i // 8] >> (i % 8)) & 1. See [`ops.unpack_mask`]."""
-    packed = mask.tolist()
-    return torch.tensor([bool(packed[i // 8] >> (i % 8) & 1) for i in range(n)], dtype=torch.bool)
+    """Element i is (byte[i // 8] >> (i % 8)) & 1."""
+    return torch.from_numpy(np.unpackbits(mask.numpy(), count=n, bitorder="little")).bool()
+
+
+def relative_error(vector: Tensor, found: Tensor) -> float:
+    """‖τ - τ̂‖² / ‖τ‖²."""
+    return float((vector - found).square().sum() / vector.square().sum())

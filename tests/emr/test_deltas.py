@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from hf_ext import EMRModel
 from hf_ext.emr import arithmetic
-from hf_ext.emr.arithmetic import DTYPES, SUMS, Sums, unpack_mask
+from hf_ext.emr.arithmetic import DTYPES, SUMS, Sums
 from hf_ext.emr.artifact import mask_bytes, verify_artifact
 from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
@@ -19,6 +19,7 @@ from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging.plan import make_plan, plan_lines
 from hf_ext.merging.updating import add_task, remove_task
 from tests.emr.emr_testing import family, tiny_bert
+from tests.emr.reference_ops import relative_error, unpack_mask
 from tests.emr.use_testing import alone, assert_rows, copied, edit_manifest, equal
 from tests.kit.refusals import refused
 from tests.merging.conftest import short_segments
@@ -59,11 +60,6 @@ def ternary(base, task, density):
         scale = vector.abs()[kept].mean() if kept.any() else 0.0
         restored[name] = base[name].double() + scale * vector.sign() * kept
     return restored
-
-
-def relative_error(vector, found):
-    """‖τ - τ̂‖² / ‖τ‖²."""
-    return float((vector - found).square().sum() / vector.square().sum())
 
 
 def merged_names(base):

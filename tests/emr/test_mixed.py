@@ -17,8 +17,8 @@ from hf_ext.emr import EMRModel, layers
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import UsageError
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
-from tests.emr.emr_testing import perturb, tiny_bert
-from tests.emr.use_testing import alone, assert_rows, copied, merge
+from tests.emr.emr_testing import perturb
+from tests.emr.use_testing import alone, assert_rows, copied, merge, merge_berts
 from tests.kit.models import assert_same_answers
 from tests.kit.refusals import refused
 
@@ -230,12 +230,7 @@ def test_what_is_not_by_sample_is_left_out(tmp_path: Path):
 
 
 def test_models_of_different_classes_run_in_turn(tmp_path: Path):
-    base = tiny_bert(tmp_path / "base")
-    tasks = {"a": tiny_bert(tmp_path / "a", 1, base=base)}
-    tasks["b"] = tiny_bert(tmp_path / "b", 2, base=base, hidden_act="relu")
-    merged = merge(base, tasks, tmp_path / "merged")
-    path = merged / "tasks" / "b" / "config.json"
-    path.write_text(path.read_text().replace('"hidden_act": "gelu"', '"hidden_act": "relu"'))
+    merged = merge_berts(tmp_path, a={}, b={"hidden_act": "relu"})
     emr, batch, order = EMRModel.from_pretrained(merged), text(), ["a", "b"] * 3
     expected = alone(emr, batch, order)
     with pytest.warns(UserWarning, match="cannot be put into the model"):

@@ -14,7 +14,7 @@ from hf_ext import EMRModel
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError, UsageError
 from tests.emr.emr_testing import tiny_bert, tiny_gpt2, write_weights
-from tests.emr.use_testing import copied, equal, merge, merge_family
+from tests.emr.use_testing import copied, equal, merge, merge_berts, merge_family
 from tests.kit.refusals import refused
 
 TOKENS = torch.tensor([[2, 5, 6, 3], [2, 9, 8, 3]])
@@ -29,14 +29,8 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def berts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tasks of one network, but for the third, which has another dropout."""
-    folder = tmp_path_factory.mktemp("berts")
-    base, kinds = (
-        tiny_bert(folder / "base"),
-        {"two": {}, "five": {"num_labels": 5}, "drop": {"hidden_dropout_prob": 0.3}},
-    )
-    for seed, (name, options) in enumerate(kinds.items(), 1):
-        tiny_bert(folder / name, seed, base=base, **options)
-    return merge(base, {name: folder / name for name in kinds}, folder / "merged")
+    kinds = {"two": {}, "five": {"num_labels": 5}, "drop": {"hidden_dropout_prob": 0.3}}
+    return merge_berts(tmp_path_factory.mktemp("berts"), **kinds)
 
 
 @pytest.mark.parametrize("method", ["onebit", "ternary"])

@@ -10,7 +10,7 @@ import torch
 from hf_ext.emr.arithmetic import SUMS, TOTALS, Sums
 from hf_ext.emr.report import TensorSums, make_report, report_legend, report_markdown, report_tables
 from hf_ext_cli.output import aligned_table
-from tests.emr.reference_ops import mask_block, merge_block
+from tests.emr.reference_ops import mask_block, merge_block, relative_error
 
 SIZES = {"checkpoints": 4000, "base": 1000, "unified": 900, "masks": 100, "extras": 8}
 
@@ -68,10 +68,6 @@ def fine_tunes(*scales):
 
 
 UNEVEN, EVEN = (0.1, 0.1, 0.02), (0.1, 0.1, 0.1)
-
-
-def relative_error(vector, other):
-    return float((vector - other).square().sum() / vector.square().sum())
 
 
 @pytest.fixture(scope="module")

@@ -51,9 +51,11 @@ def equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
     return same and all(torch.equal(one[name], two[name]) and one[name].dtype == two[name].dtype for name in one)
 
 
-def merge_berts(folder: Path) -> Path:
-    """A merge of classifiers with 2 and 5 labels and of a model without a head; the fine-tunes lie beside it."""
-    base, kinds = tiny_bert(folder / "base"), {"two": {}, "five": {"num_labels": 5}, "plain": {"task_head": False}}
+def merge_berts(folder: Path, **kinds: dict[str, Any]) -> Path:
+    """A merge of these kinds of BERT, or of classifiers with 2 and 5 labels and of a model without a head; the
+    fine-tunes lie beside it."""
+    kinds = kinds or {"two": {}, "five": {"num_labels": 5}, "plain": {"task_head": False}}
+    base = tiny_bert(folder / "base")
     for seed, (name, options) in enumerate(kinds.items(), 1):
         tiny_bert(folder / name, seed, base=base, **options)
     return merge(base, {name: folder / name for name in kinds}, folder / "merged")

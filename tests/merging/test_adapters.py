@@ -102,7 +102,7 @@ def test_adapters_are_merged_among_themselves_from_a_base_of_ones_and_restored_a
         assert len(plan.merged_rows) == 4 and not plan.copied_rows and not plan.own_tensors(KEPT)
         for part in plan.merged_rows:
             assert plan.base.read(part.name).equal(torch.ones(16, 1))
-            assert part.task_names == (part.name, part.name)
+            assert part.members == {0: part.name, 1: part.name}
         assert "IA3" in "\n".join(plan_lines(plan))
         json.dumps([plan_values(plan), plan.base.identity(), plan.base.fingerprint()])
     merged = merge(bert, tasks, tmp_path / "out", adapters="adapter", rescale="none")

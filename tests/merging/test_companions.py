@@ -12,7 +12,7 @@ from hf_ext import EMRModel
 from hf_ext.emr.artifact import verify_artifact
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError
-from hf_ext.files import read_json
+from hf_ext.files import read_json, write_json
 from hf_ext.merging import add_task, make_plan, merge_checkpoints
 from hf_ext.merging.companions import find_companions
 from tests.emr.emr_testing import family, push_folder, tiny_bert, tiny_gpt2, write_code, write_weights
@@ -24,11 +24,6 @@ MODULES = [
     {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
     {"idx": 2, "name": "2", "path": "./2_Dense/", "type": "sentence_transformers.models.Dense"},
 ]
-
-
-def write_json(path: Path, value: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value))
 
 
 TANH = "torch.nn.modules.activation.Tanh"

@@ -18,33 +18,31 @@ from tests.emr.emr_testing import push_folder, raw_family, write_weights
 from tests.kit.refusals import refused
 from tests.merging.merging import merge, siblings
 
+TASKS = ("red", "green", "blue")
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A base and three fine-tunes with heads of their own."""
     place = tmp_path_factory.mktemp("compared")
     shapes = {"embeddings.weight": (40, 8), "layer.0.weight": (8, 8), "layer.1.weight": (8, 8), "norm.bias": (8,)}
-    found = raw_family(place, shapes, ("red", "green", "blue"), 0.01)
-    for task in ("red", "green", "blue"):
+    found = raw_family(place, shapes, TASKS, 0.01)
+    for task in TASKS:
         write_weights(place / task, found[task] | {"classifier.weight": torch.randn(len(task), 8)})
-    return {name: place / name for name in found}
-
-
-def configuration(folders, tasks=("red", "green", "blue"), **fields):
-    return {"base": str(folders["base"]), "tasks": {task: str(folders[task]) for task in tasks}, **fields}
+    return place
 
 
 @pytest.fixture(scope="module")
 def merges(folders, tmp_path_factory):
     place = tmp_path_factory.mktemp("merges")
-    fields = {"emr": {}, "least": {"rescale": "l2"}, "ties": {"method": "ties", "measure": True}}
-    fields["two"] = {"tasks": ("red", "green")}
-    return {name: merge(configuration(folders, **options), place / name) for name, options in fields.items()}
+    kinds = {"emr": {}, "least": {"rescale": "l2"}, "ties": {"method": "ties", "measure": True}}
+    found = {name: merge(siblings(folders, *TASKS), place / name, **options) for name, options in kinds.items()}
+    return found | {"two": merge(siblings(folders, *TASKS[:2]), place / "two")}
 
 
 def restored_error(folders, merge, task):
     """‖W - Ŵ‖² / ‖W - W0‖² from files and the formula, without the code under test."""
-    base, own = (load_file(folders[name] / "model.safetensors") for name in ("base", task))
+    base, own = (load_file(folders / name / "model.safetensors") for name in ("base", task))
     unified = load_file(merge / "model.safetensors")
     masks = load_file(merge / "tasks" / task / "mask.safetensors")
     scale = json.loads((merge / "emr.json").read_text())["tasks"][task]["scale"]
@@ -64,7 +62,7 @@ def test_the_reported_error_is_that_of_the_restored_checkpoint(folders, merges):
         assert reported == pytest.approx(restored_error(folders, merges["emr"], task), rel=1e-5)
         assert 0.1 < reported < 1
         # The head is restored exactly.
-        own = load_file(folders[task] / "model.safetensors")["classifier.weight"]
+        own = load_file(folders / task / "model.safetensors")["classifier.weight"]
         assert TaskWeights(merges["emr"]).restore(task, "classifier.weight").equal(own)
 
 
@@ -92,8 +90,8 @@ def test_of_merges_that_differ_in_tasks_the_mean_is_over_those_that_all_have(fol
     assert errors["blue"][1] is None
     assert found["merges"][0]["error"] == pytest.approx((errors["red"][0] + errors["green"][0]) / 2)
     # Other checkpoints of the same name are warned of too.
-    swapped = folders | {"red": folders["blue"], "blue": folders["red"]}
-    other = compare_merges([merges["emr"], merge(configuration(swapped), tmp_path / "swapped")])
+    swapped = {task: str(folders / other) for task, other in zip(TASKS, ("blue", "green", "red"), strict=True)}
+    other = compare_merges([merges["emr"], merge(siblings(folders, *TASKS), tmp_path / "swapped", tasks=swapped)])
     (first,), (second,) = found["warnings"], other["warnings"]
     assert "differ in tasks (blue)" in first and "differ in the task vectors of red, blue" in second
 
@@ -119,7 +117,7 @@ def test_a_report_of_a_hub(merges, url):
 
 def test_what_was_not_measured_is_said_and_changes_no_weight(folders, tmp_path, monkeypatch):
     for method in ("ties", "slerp"):
-        given = configuration(folders, tasks=("red", "green"), method=method)
+        given = siblings(folders, "red", "green", method=method)
         with monkeypatch.context() as patch:
             # neither plan nor merge asks for kernels, whose import takes a second
             patch.setattr(arithmetic, "compiled_kernels", pytest.fail)
@@ -134,7 +132,7 @@ def test_what_was_not_measured_is_said_and_changes_no_weight(folders, tmp_path, 
         with refused(CheckpointError, found.path, "--measure"):
             compare_merges([measured.path, found.path])
     # this one has the sums anyway
-    elected = merge_checkpoints(configuration(folders, method="elect"), tmp_path / "elect", progress=False)
+    elected = merge_checkpoints(siblings(folders, *TASKS, method="elect"), tmp_path / "elect", progress=False)
     assert elected.report["measured"] is True
 
 
@@ -165,7 +163,7 @@ def test_without_measure_a_sample_warns_of_far_and_of_equal_tasks(tmp_path, meth
 def test_what_is_no_merge_is_refused(folders, tmp_path, url):
     with refused(UsageError, "least", "merge"):
         compare_merges([])
-    for source in (folders["red"], "nowhere", "org/nothing"):
+    for source in (folders / "red", "nowhere", "org/nothing"):
         with refused(CheckpointError, source, "report.json"):
             read_report(source, endpoint=url)
     for report in ({"format_version": 2, "tasks": []}, {"format_version": 1, "tasks": [{"task": "a"}]}):

@@ -19,7 +19,7 @@ from hf_ext.errors import DataError, UsageError
 from hf_ext.files import read_json, write_json
 from hf_ext.merging.extracting import Pair, cut_matrix, extract_lora, open_fine_tune, open_task, report_lines
 from tests.emr.emr_testing import maker, perturb, tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_weights
-from tests.emr.use_testing import merge, merge_family
+from tests.emr.use_testing import merge, merge_berts, merge_family
 from tests.kit.refusals import refused
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
@@ -102,10 +102,7 @@ def test_at_full_rank_the_adapter_answers_as_the_task(name: str, tmp_path: Path)
 def berts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A merge of classifiers with heads of their own, over a base without one; the fine-tunes lie beside it."""
     place = tmp_path_factory.mktemp("berts")
-    base = tiny_bert(place / "base")
-    for seed, name in enumerate("ab", 1):
-        tiny_bert(place / name, seed, base=base, num_labels=seed + 2, noise=2e-2)
-    merge(base, {"a": place / "a", "b": place / "b"}, place / "merged")
+    merge_berts(place, a={"num_labels": 3, "noise": 2e-2}, b={"num_labels": 4, "noise": 2e-2})
     return place
 
 

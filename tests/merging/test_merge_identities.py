@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ext.emr.arithmetic import SUMS, unpack_mask
+from hf_ext.emr.arithmetic import SUMS
 from hf_ext.emr.artifact import open_masks, open_unified, read_sums
 from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
 from hf_ext.merging.merge import merge_checkpoints
 from tests.emr.conftest import kernels
 from tests.emr.emr_testing import write_weights
+from tests.emr.reference_ops import unpack_mask
 
 __all__ = ["kernels"]
 

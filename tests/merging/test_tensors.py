@@ -29,7 +29,7 @@ def decided(plan):
 def test_what_is_missing_somewhere(tmp_path):
     base = {"a": ones(4), "b": ones(4), "only_base": ones(4)}
     with raw_plan(tmp_path, base, {"a": ones(4), "b": ones(4), "only_task": ones(2)}, {"a": ones(4)}) as plan:
-        assert [(part.name, part.task_names) for part in plan.merged_rows] == [("a", ("a", "a")), ("b", ("b", None))]
+        assert {part.name: part.members for part in plan.merged_rows} == {"a": {0: "a", 1: "a"}, "b": {0: "b"}}
         assert plan.copied_rows == (Row("only_base", (4,), torch.float32),)
         assert reasons(plan) == {(0, "only_task"): "not in the base"}
         assert any("does not take part in 1 merged tensors" in line for line in plan_lines(plan))
@@ -37,7 +37,7 @@ def test_what_is_missing_somewhere(tmp_path):
     base = {"w": ones(4, 4), "positions": ones(8, 4)}
     with raw_plan(tmp_path, base, base | {"positions": ones(16, 4)}, base) as plan:
         assert reasons(plan) == {(0, "positions"): "shape [16, 4], in the base [8, 4]"}
-        assert [part.task_names for part in plan.merged_rows if part.name == "positions"] == [(None, "positions")]
+        assert [part.members for part in plan.merged_rows if part.name == "positions"] == [{1: "positions"}]
 
 
 NORM = {f"bn.{name}": ones(4) for name in ("weight", "bias", "running_mean", "running_var")}
@@ -90,10 +90,10 @@ def test_excluded_tensors_by_the_names_of_either_side(tmp_path):
     task = {f"bert.{name}": value for name, value in base.items()}
     with raw_plan(tmp_path, base, task, base, exclude=["head", r"bert\..*b$", "coder"]) as plan:
         # anchored at the start: "coder" matches nothing
-        assert [(part.name, part.task_names) for part in plan.merged_rows] == [
-            ("encoder.a", ("bert.encoder.a", "encoder.a")),
-            ("encoder.b", (None, "encoder.b")),
-            ("encoder.c", ("bert.encoder.c", "encoder.c")),
+        assert [(part.name, part.members) for part in plan.merged_rows] == [
+            ("encoder.a", {0: "bert.encoder.a", 1: "encoder.a"}),
+            ("encoder.b", {1: "encoder.b"}),
+            ("encoder.c", {0: "bert.encoder.c", 1: "encoder.c"}),
         ]
         assert reasons(plan) == dict.fromkeys([(0, "bert.head"), (1, "head"), (0, "bert.encoder.b")], "excluded")
 
@@ -169,7 +169,7 @@ def test_types_of_base_tasks_and_result(tmp_path):
     base = {"w": ones(4, dtype=torch.bfloat16), "ids": torch.arange(3)}
     tasks = [{"w": ones(4, dtype=dtype)} for dtype in (torch.float16, torch.float32, torch.bfloat16)]
     with raw_plan(tmp_path, base, *tasks) as plan:
-        assert plan.merged_rows == (Row("w", (4,), torch.bfloat16, ("w", "w", "w")),)
+        assert plan.merged_rows == (Row("w", (4,), torch.bfloat16, {0: "w", 1: "w", 2: "w"}),)
         # float16 and float32 are told of, bfloat16 is not
         *told, size = plan.warnings
         assert [text.partition(":")[0] for text in told] == ["t0", "t1"] and "this saves no space" in size
@@ -284,12 +284,11 @@ def test_every_tensor_has_one_place_or_the_plan_is_refused(tmp_path, family, opt
         assert sorted(root) == sorted(base) and plan.merged_rows
         extras, shared = decided(plan)
         for index, task in enumerate(tasks):
-            places = [part.task_names[index] for part in plan.merged_rows if part.task_names[index] is not None]
+            places = [part.members[index] for part in plan.merged_rows if index in part.members]
             places += [name for owner, name in (*extras, *shared) if owner == index]
             assert sorted(places) == sorted(task)
         for part in plan.merged_rows:
             assert part.elements == math.prod(base[part.name][0]) > 0 and part.dtype.is_floating_point
-            pairs = zip(tasks, part.task_names, strict=True)
-            assert all(name is None or task[name][0] == part.shape for task, name in pairs)
+            assert all(tasks[index][name][0] == part.shape for index, name in part.members.items())
         json.dumps(plan_values(plan))
         assert plan_lines(plan) and plan.sizes.read > 0

@@ -5,13 +5,13 @@ from typing import Annotated
 
 from .registry import Block, MethodError, Option, Tensor, merge_method
 
-Share = Annotated[list[float], Option("Weight of each task.", default=1.0)]
+Weight = Annotated[list[float], Option("Weight of each task.", default=1.0)]
 
 Sum = Annotated[bool, Option("Divide the weighted sum by the sum of the weights.", default=True)]
 
 
 @merge_method("average", "the average of their weights")
-def average(tensor: Block, *, weight: Share, normalize: Sum = True) -> Tensor:
+def average(tensor: Block, *, weight: Weight, normalize: Sum = True) -> Tensor:
     """W_0 + Σ_t w_t τ_t / Σ_t w_t; or Σ_t w_t W_t."""
     total = sum(weight)
     if not normalize:

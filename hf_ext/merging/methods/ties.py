@@ -4,13 +4,12 @@ from typing import Annotated
 
 import numpy as np
 
-from .average import add_up, weigh
+from .average import Weight, add_up, weigh
 from .registry import Block, Option, Tensor, merge_method
 
 KEPT = "Share of each task vector that is kept, with all that are as large as the last of them."
 SPACED = "Share of each tensor that is kept; of those as large as the last, evenly spaced ones."
 
-Weight = Annotated[list[float], Option("Weight of each task.", default=1.0)]
 Density = Annotated[list[float], Option(KEPT, default=0.2, above=0, most=1)]
 DensityByTensor = Annotated[list[float], Option(SPACED, default=0.2, above=0, most=1)]
 Normalize = Annotated[bool, Option("Divide the sum of those that agree by the sum of their weights.")]
