@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hf_ext.terminal import escape, escape_line, is_quiet
+from hf_ext.terminal import count_of, escape, escape_line, is_quiet
 
 
 def say(*lines: object, to_stderr: bool = False) -> None:
@@ -115,5 +115,5 @@ def result_row(result: dict[str, Any]) -> tuple[str, str]:
     where = ", ".join(filter(None, (result["dataset"], result.get("split"))))
     # A model that somebody published may say anything.
     count = result.get("examples")
-    told = f", {count:,} example{'s' * (count != 1)}" if isinstance(count, int) else ""
+    told = f", {count_of(count, 'example')}" if isinstance(count, int) else ""
     return result.get("name") or result["metric"], f"{result['value']:.4f} on {where}{told}"

@@ -74,7 +74,6 @@ class BlobStore:
         self.incoming = incoming
 
     def path(self, sha256: str) -> Path:
-        """Path of the blob of that hash, there or not."""
         return inside(self.folder, sha256[:2], sha256)
 
     def size(self, sha256: str) -> int | None:
@@ -83,7 +82,6 @@ class BlobStore:
         return path.stat().st_size if path.is_file() else None
 
     def open(self, sha256: str) -> BinaryIO:
-        """Open a stored blob for reading."""
         return os.fdopen(open_descriptor(self.path(sha256), os.O_RDONLY | NO_LINK), "rb")
 
     @contextmanager

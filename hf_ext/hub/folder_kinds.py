@@ -35,7 +35,6 @@ def register(load: Callable[[], FolderKind]) -> None:
 
 
 def known_kinds() -> list[FolderKind]:
-    """The kinds that are entered."""
     return [load() for load in _LOADERS]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import NotPublished
 from ..files import copy_into, read_json, stays_inside
+from ..terminal import count_of
 
 # Configurations of models, adapters and processors.
 _CONFIGURATIONS = """
@@ -92,7 +93,6 @@ def find_variant(folder: Path) -> str | None:
 
 
 def is_tokenizer(name: str) -> bool:
-    """True if a file of this name belongs to a tokenizer."""
     return name in _TOKENIZERS or bool(_TEMPLATE.fullmatch(name))
 
 
@@ -168,7 +168,7 @@ def list_files(folder: Path, staged: Path, notes: tuple[str, ...] = ()) -> Listi
             behind[name] = _reason(folder, name, path)
     for top, count in counts.items():
         what = "weights that lie in a folder of their own" if top in others else "no files of a model"
-        behind[f"{top}/"] = f"{count} file{'s' if count > 1 else ''}, {what}"
+        behind[f"{top}/"] = f"{count_of(count, 'file')}, {what}"
     notes += tuple(
         f"{name}: is uploaded {_CUT['.png' if name.endswith('.png') else '.json']}"
         for name in files
