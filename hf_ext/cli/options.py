@@ -31,8 +31,8 @@ def find_released(value: str) -> str:
             note(f"warning: {told}; write ./{value} to say so.", to_stderr=True)
         return value
     found = find_model(value)
-    names = [model.name for model in list_released()]
-    if found == value and (close := difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.85)):
+    names = [model.name for model in list_released()] if found == value else []
+    if close := difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.85):
         raise click.UsageError(f"no released model {value!r}; did you mean {close[0]!r}? `hf-ext models` lists them.")
     return found
 

@@ -32,6 +32,14 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(as_json(value), indent=2, ensure_ascii=escapes, allow_nan=False))
 
 
+def print_either(as_json: bool, value: Any, *lines: object) -> None:
+    """Prints a value as JSON, or the lines that tell of it."""
+    if as_json:
+        print_json(value)
+    else:
+        say(*lines)
+
+
 def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False, title: str | None = None) -> None:
     """Prints names and values in two columns, on a terminal under a title."""
     cells = [(name, str(value)) for name, value in rows]
