@@ -85,16 +85,12 @@ class Body(io.RawIOBase):
 @dataclass
 class Request:
     method: str
-    # As it was sent, still quoted.
-    path: str
+    path: str  # as it was sent, still quoted
     query: dict[str, list[str]]
     headers: Headers
-    # Not read yet.
-    body: Body
-    # Of the server, as clients reach it.
-    base_url: str
-    # May write, and see what is private.
-    trusted: bool
+    body: Body  # not read yet
+    base_url: str  # of the server, as clients reach it
+    trusted: bool  # may write, and see what is private
     store: HubStore
     tickets: UploadTickets
 
