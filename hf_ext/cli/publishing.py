@@ -112,8 +112,8 @@ def card(
     register_models()
     if check:
         problems = find_problems(folder)
-        told = problems or [f"{folder / 'README.md'}: no problems found"]
-        print_either(as_json, {"card": str(folder / "README.md"), "problems": problems}, *told)
+        lines = problems or [f"{folder / 'README.md'}: no problems found"]
+        print_either(as_json, {"card": str(folder / "README.md"), "problems": problems}, *lines)
         context.exit(1 if problems else 0)
     from hf_ext.hub import released
     from hf_ext.hub.cards import write_card
