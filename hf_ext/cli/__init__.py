@@ -16,5 +16,4 @@ finally:
 
 
 def register_models() -> None:
-    """Registers the package's models with transformers."""
     _package._register_models()

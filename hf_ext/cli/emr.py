@@ -13,7 +13,7 @@ from . import options, register_models
 from .errors import Unusable, loading
 from .groups import Group
 from .options import AT_LEAST_1, FILE, JSON, MODEL, MODEL_FOLDER, NEW_FILE, NEW_FOLDER, find_released, number, shown
-from .output import note, print_json, print_rows, print_table, say
+from .output import note, print_either, print_json, print_rows, print_table, say
 
 ARTIFACT = click.Path(exists=True, file_okay=False, path_type=Path)
 BASE_OPTION = click.option("--base", metavar="ID", type=find_released, help="Base model, if not where ARTIFACT says.")
@@ -258,10 +258,7 @@ def verify(artifact: Path, as_json: bool) -> None:
     from hf_ext.emr.artifact import verify_artifact
 
     found = verify_artifact(artifact)
-    if as_json:
-        print_json(found._asdict())
-    else:
-        say(*found.wrong, *(f"note: {text}" for text in found.notes))
+    print_either(as_json, found._asdict(), *found.wrong, *(f"note: {text}" for text in found.notes))
     if found.wrong:
         differ = count_of(len(found.wrong), "file differs", "files differ")
         raise Unusable(f"{artifact} is damaged: {differ} from emr.json.")
@@ -387,7 +384,4 @@ def extract_lora(places: tuple[str, ...], base: str | None, endpoint: str | None
             opened = extracting.open_task(source, task, base, endpoint)
         with opened as pair:
             report = extracting.extract_lora(pair, out, **how)
-    if as_json:
-        print_json(report)
-    else:
-        say(*extracting.report_lines(report), f"adapter: {report['path']}")
+    print_either(as_json, report, *extracting.report_lines(report), f"adapter: {report['path']}")

@@ -32,14 +32,12 @@ def find_released(value: str) -> str:
         return value
     found = find_model(value)
     names = [model.name for model in list_released()] if found == value else []
-    if value not in names and (close := difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.85)):
+    if close := difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.85):
         raise click.UsageError(f"no released model {value!r}; did you mean {close[0]!r}? `hf-ext models` lists them.")
     return found
 
 
 class ModelFolder(click.Path):
-    """A folder, or the name of a released model."""
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return super().convert(find_released(str(value)), param, ctx)
 
@@ -146,7 +144,6 @@ def _as_mapping(ctx: click.Context, param: click.Parameter, texts: tuple[str, ..
 
 
 def name_and_value(text: str) -> tuple[str, str]:
-    """Splits NAME=VALUE."""
     name, sign, value = text.partition("=")
     if not (name and sign and value):
         raise click.UsageError(f"Expected NAME=VALUE, for instance emotion=org/bert-emotion, got '{text}'.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hf_ext.terminal import escape, escape_line, is_quiet
+from hf_ext.terminal import count_of, escape, escape_line, is_quiet
 
 
 def say(*lines: object, to_stderr: bool = False) -> None:
@@ -30,6 +30,14 @@ def print_json(value: Any) -> None:
     # JSON can escape characters that the encoding lacks.
     escapes = codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8"
     click.echo(json.dumps(as_json(value), indent=2, ensure_ascii=escapes, allow_nan=False))
+
+
+def print_either(as_json: bool, value: Any, *lines: object) -> None:
+    """Prints a value as JSON, or the lines that tell of it."""
+    if as_json:
+        print_json(value)
+    else:
+        say(*lines)
 
 
 def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False, title: str | None = None) -> None:
@@ -115,5 +123,5 @@ def result_row(result: dict[str, Any]) -> tuple[str, str]:
     where = ", ".join(filter(None, (result["dataset"], result.get("split"))))
     # A model that somebody published may say anything.
     count = result.get("examples")
-    told = f", {count:,} example{'s' * (count != 1)}" if isinstance(count, int) else ""
+    told = f", {count_of(count, 'example')}" if isinstance(count, int) else ""
     return result.get("name") or result["metric"], f"{result['value']:.4f} on {where}{told}"

@@ -11,7 +11,7 @@ from hf_ext.terminal import is_quiet
 from . import register_models
 from .information import read_results as read_evaluation
 from .options import JSON, MODEL_FOLDER, shown
-from .output import print_json, print_rows, say
+from .output import print_either, print_json, print_rows
 from .signals import ended_by_signals
 
 
@@ -112,10 +112,8 @@ def card(
     register_models()
     if check:
         problems = find_problems(folder)
-        if as_json:
-            print_json({"card": str(folder / "README.md"), "problems": problems})
-        else:
-            say(*(problems or [f"{folder / 'README.md'}: no problems found"]))
+        lines = problems or [f"{folder / 'README.md'}: no problems found"]
+        print_either(as_json, {"card": str(folder / "README.md"), "problems": problems}, *lines)
         context.exit(1 if problems else 0)
     from hf_ext.hub import released
     from hf_ext.hub.cards import write_card
@@ -124,10 +122,7 @@ def card(
         told = "a released model, whose card belongs to the package; copy the folder, and give the copy"
         raise click.UsageError(f"{folder} is {told} (or --check, which writes nothing).")
     path = write_card(folder, repo_id=repo_id or folder.resolve().name, license=license_name)
-    if as_json:
-        print_json({"card": str(path), "text": path.read_text(encoding="utf-8")})
-    else:
-        say(path)
+    print_either(as_json, {"card": str(path), "text": path.read_text(encoding="utf-8")}, path)
 
 
 def find_problems(folder: Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,8 @@ from .options import FILE, find_released, shown
 from .output import note
 
 ABOVE_0 = click.FloatRange(0, min_open=True)
-
-
-def allowed_host(whom: str) -> Callable[[Any], Any]:
-    told = f"Further host name that {whom} may use. Repeatable."
-    return click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME[:PORT]", help=told)
+_TOLD = "Further host name that clients may use. Repeatable."
+ALLOWED_HOST = click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME[:PORT]", help=_TOLD)
 
 
 @click.group(cls=Group)
@@ -30,7 +26,7 @@ def hub() -> None:
 @shown("--host", default="127.0.0.1", help="Address to listen on; any but loopback requires --token-file.")
 @shown("--port", default=8765, type=click.IntRange(0, 65535), help="Port; 0: a free one.")
 @click.option("--token-file", type=FILE, help="File with the token for writing, and for private repositories.")
-@allowed_host("clients")
+@ALLOWED_HOST
 @click.option("--public-url", metavar="URL", help="Address of a reverse proxy, with which download links start.")
 @shown("--max-connections", default=256, type=click.IntRange(1), help="Most simultaneous connections.")
 def serve(root: Path, token_file: Path | None, **options: Any) -> None:
@@ -64,7 +60,7 @@ def serve(root: Path, token_file: Path | None, **options: Any) -> None:
 @click.argument("sources", metavar="[MODEL]...", nargs=-1, type=find_released)
 @shown("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 accepts other machines.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port.  [default: the first free one from 7860 on]")
-@allowed_host("browsers")
+@ALLOWED_HOST
 @shown("--megapixels", default=50.0, type=ABOVE_0, help="Largest picture accepted.")
 @shown("--gigabytes", default=8.0, type=ABOVE_0, help="Most memory for a request.")
 @shown("--seconds", default=600.0, type=ABOVE_0, help="Time limit of a request.")

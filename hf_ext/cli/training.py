@@ -9,7 +9,7 @@ import click
 
 from .groups import Group
 from .options import JSON, MODEL, NEW_FILE, TASK
-from .output import find_terminal, print_json, print_rows, print_table, result_row, say
+from .output import find_terminal, print_either, print_json, print_rows, print_table, result_row, say
 
 _FOLDERS = ("disentangled_dit", "emr", "mrconv", "released", "semanir")
 # The configuration of a merge, which is not a training.
@@ -144,10 +144,7 @@ def check(context: click.Context, config: Path, overrides: tuple[str, ...], as_j
     # Our own progress bar is enough.
     datasets.disable_progress_bars()
     found = check_data(build_task(arguments), arguments)
-    if as_json:
-        print_json(found)
-    else:
-        say(*map(describe_check, found))
+    print_either(as_json, found, *map(describe_check, found))
     if any(len(entry["bad"]) > entry["allowed"] for entry in found):
         context.exit(1)
 

@@ -39,7 +39,6 @@ _HEADERS = {
 
 
 def resolve(request: Request, repository: Repository, revision: str, path: str) -> Response:
-    """Answer with a file of a revision."""
     commit, entry = _find_file(repository, revision, path)
     headers = {
         # Never in a form that a browser would run as a page of this server.

@@ -91,13 +91,11 @@ class Snapshot:
         return Snapshot(files)
 
     def dump(self) -> bytes:
-        """The snapshot as JSON."""
         rows = {path: [entry.oid, entry.size, entry.sha256, entry.lfs] for path, entry in sorted(self.files.items())}
         return json.dumps(rows).encode()
 
     @classmethod
     def load(cls, data: bytes) -> Snapshot:
-        """The inverse of `dump`."""
         return cls({path: Entry(*row) for path, row in json.loads(data).items()})
 
 

@@ -106,7 +106,6 @@ class Repository:
         return list(self._state["pulls"])
 
     def pull(self, number: int) -> dict[str, Any]:
-        """One pull request."""
         return _pull(self.pulls, number)
 
     def conflicts(self, pull: dict[str, Any]) -> list[str]:
@@ -138,7 +137,6 @@ class Repository:
         return commit
 
     def snapshot(self, commit: str) -> Snapshot:
-        """All files of a commit, by its hash."""
         return self._snapshot(self.commit(commit).tree)
 
     def history(self, *starts: str) -> Iterator[Commit]:
@@ -207,7 +205,6 @@ class Repository:
             return pull
 
     def merge_pull(self, number: int) -> Commit:
-        """Merge a pull request into its branch."""
         with self.change_state() as state:
             pull = _pull(state["pulls"], number, "open", "draft")
             ref, head = f"refs/heads/{pull['branch']}", state["refs"][f"refs/pr/{number}"]

@@ -122,7 +122,7 @@ def list_repositories(request: Request, kind: str) -> Any:
     headers = {}
     if len(found) > limit:
         query = {**request.query, "limit": limit, "cursor": found[limit - 1][0] if limit else after}
-        headers = _next_page(f"{request.base_url}/api/{kind}", query)
+        headers = _next_page(request, kind, query)
     return json_response([_describe_listed(request, kind, one) for _, one in found[:limit]], headers=headers)
 
 
@@ -139,8 +139,8 @@ def _describe_listed(request: Request, kind: str, repository: Repository) -> dic
     return {key: value for key, value in told.items() if key != "cardData" or kind != "models" or request.flag(key)}
 
 
-def _next_page(url: str, query: dict[str, Any]) -> dict[str, str]:
-    return {"Link": f'<{url}?{urlencode(query, doseq=True)}>; rel="next"'}
+def _next_page(request: Request, path: str, query: dict[str, Any]) -> dict[str, str]:
+    return {"Link": f'<{request.base_url}/api/{path}?{urlencode(query, doseq=True)}>; rel="next"'}
 
 
 def update_settings(request: Request, repository: Repository) -> Any:
@@ -173,9 +173,9 @@ def list_tree(request: Request, repository: Repository, revision: str, path: str
     headers = {}
     if start + limit < len(children):
         # The next page belongs to the same commit, even if the branch changes.
-        base = f"{request.base_url}/api/{repository.kind}s/{repository.id}"
+        place = f"{repository.kind}s/{repository.id}/tree/{commit}/{quote(path, safe='')}"
         query = {"recursive": recursive, "expand": expand, "limit": limit, "cursor": start + limit}
-        headers = _next_page(f"{base}/tree/{commit}/{quote(path, safe='')}", query)
+        headers = _next_page(request, place, query)
     described = [descriptions.describe_entry(snapshot, child, last.get(child)) for child in page]
     return json_response(described, headers=headers)
 
@@ -217,9 +217,8 @@ def list_commits(request: Request, repository: Repository, revision: str) -> Any
     history = list(repository.history(head))
     headers = {"X-Total-Count": str(len(history))}
     if (page + 1) * limit < len(history):
-        base = f"{request.base_url}/api/{repository.kind}s/{repository.id}"
         query = {"p": page + 1, "limit": limit, "expand[]": ["formatted"] if formatted else []}
-        headers |= _next_page(f"{base}/commits/{head}", query)
+        headers |= _next_page(request, f"{repository.kind}s/{repository.id}/commits/{head}", query)
     shown = history[page * limit : (page + 1) * limit]
     return json_response([descriptions.describe_commit(commit, formatted) for commit in shown], headers=headers)
 

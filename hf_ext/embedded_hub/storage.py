@@ -74,7 +74,6 @@ class BlobStore:
         self.incoming = incoming
 
     def path(self, sha256: str) -> Path:
-        """Path of the blob of that hash, there or not."""
         return inside(self.folder, sha256[:2], sha256)
 
     def size(self, sha256: str) -> int | None:
@@ -83,7 +82,6 @@ class BlobStore:
         return path.stat().st_size if path.is_file() else None
 
     def open(self, sha256: str) -> BinaryIO:
-        """Open a stored blob for reading."""
         return os.fdopen(open_descriptor(self.path(sha256), os.O_RDONLY | NO_LINK), "rb")
 
     @contextmanager
@@ -132,12 +130,11 @@ class BlobBatch:
         # A disk waits for its own journal, with one small file as long as with many that are synced at the same time.
         with ThreadPoolExecutor(_SYNCS) as threads:
             list(threads.map(sync_file, self._pending.values()))
-        folders = set()
-        for sha256, temporary in self._pending.items():
-            path = self._store.path(sha256)
-            if path.parent not in folders:
-                make_directory(path.parent)
-                folders.add(path.parent)
+        paths = {self._store.path(sha256): temporary for sha256, temporary in self._pending.items()}
+        folders = sorted({path.parent for path in paths})
+        for folder in folders:
+            make_directory(folder)
+        for path, temporary in paths.items():
             os.replace(temporary, path)
-        for folder in sorted(folders):
+        for folder in folders:
             sync_directory(folder)

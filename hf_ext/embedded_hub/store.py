@@ -92,7 +92,6 @@ class HubStore:
         return self._moved.get(f"{kind}/{repository_id}")
 
     def create(self, kind: str, repository_id: str, private: bool, operations: Sequence[Operation]) -> Repository:
-        """Create a repository whose first commit makes the operations."""
         folder = self._folder(kind, check_repository_id(repository_id))
         with tempfile.TemporaryDirectory(dir=self.incoming) as temporary:
             identity = {"kind": KINDS[kind], "private": private}
@@ -159,5 +158,4 @@ class HubStore:
         return [repository for repository in found if repository is not None]
 
     def _folder(self, kind: str, repository_id: str) -> Path:
-        """Folder of a repository of a checked id."""
         return inside(self.root, kind, *repository_id.split("/"))

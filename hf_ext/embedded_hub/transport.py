@@ -53,7 +53,6 @@ class Body(io.RawIOBase):
         self.limit = MAXIMUM_JSON_BYTES
 
     def readable(self) -> bool:
-        """Reading is what it is for."""
         return True
 
     def set_limit(self, limit: int) -> None:
@@ -85,19 +84,13 @@ class Body(io.RawIOBase):
 
 @dataclass
 class Request:
-    """A request as its route sees it."""
-
     method: str
-    # As it was sent, still quoted.
-    path: str
+    path: str  # as it was sent, still quoted
     query: dict[str, list[str]]
     headers: Headers
-    # Not read yet.
-    body: Body
-    # Of the server, as clients reach it.
-    base_url: str
-    # May write, and see what is private.
-    trusted: bool
+    body: Body  # not read yet
+    base_url: str  # of the server, as clients reach it
+    trusted: bool  # may write, and see what is private
     store: HubStore
     tickets: UploadTickets
 
@@ -106,7 +99,6 @@ class Request:
         return self.query.get(name, [default])[0]
 
     def flag(self, name: str) -> bool:
-        """A query parameter that is true or false."""
         return self.parameter(name) in ("1", "true", "True")
 
     def number(self, name: str, default: int, maximum: int) -> int:
@@ -122,17 +114,14 @@ class Request:
         return None if repository is None or (repository.private and not self.trusted) else repository
 
     def read_body(self) -> bytes:
-        """All of a small body."""
         self.body.set_limit(MAXIMUM_JSON_BYTES if self.trusted else _MAXIMUM_STRANGERS_JSON_BYTES)
         return self.body.readall()
 
     def json(self) -> dict[str, Any]:
-        """The body as a JSON object."""
         return parse_object(self.read_body() or b"{}")
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Parse a JSON object from a client."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

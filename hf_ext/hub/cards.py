@@ -295,7 +295,6 @@ def _reads(folder: Path, kind: str) -> bool:
 
 
 def _template(name: str) -> tuple[dict[str, Any], str]:
-    """A template's metadata and text."""
     _, metadata, text = _read_resource(name).split("---\n", 2)
     return yaml.safe_load(metadata), text
 

@@ -174,8 +174,7 @@ def lacks_xet(api: HfApi, repo_id: str, branch: str) -> bool:
 
 def look(api: HfApi, repo_id: str, revision: str | None) -> tuple[str, Tree]:
     """The commit of a revision, and its files."""
-    commit = api.repo_info(repo_id, revision=revision).sha
-    assert commit is not None
+    commit = str(api.repo_info(repo_id, revision=revision).sha)
     return commit, list_files(api, repo_id, commit, recursive=True)
 
 

@@ -38,7 +38,6 @@ INDEX = "model_index.json"
 
 
 def is_pipeline(folder: Path) -> bool:
-    """True for the folder of a diffusers pipeline."""
     return (folder / INDEX).is_file()
 
 

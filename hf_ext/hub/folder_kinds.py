@@ -29,13 +29,11 @@ class FolderKind(NamedTuple):
 _LOADERS: list[Callable[[], FolderKind]] = []
 
 
-def register(load: Callable[[], FolderKind]) -> None:
-    """Enters a kind, by a function that imports it."""
-    _LOADERS.append(load)
+# Enters a kind, by a function that imports it.
+register = _LOADERS.append
 
 
 def known_kinds() -> list[FolderKind]:
-    """The kinds that are entered."""
     return [load() for load in _LOADERS]
 
 

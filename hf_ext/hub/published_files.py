@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from ..errors import NotPublished
 from ..files import copy_into, read_json, stays_inside
+from ..terminal import count_of
 
 # Configurations of models, adapters and processors.
 _CONFIGURATIONS = """
@@ -92,7 +92,6 @@ def find_variant(folder: Path) -> str | None:
 
 
 def is_tokenizer(name: str) -> bool:
-    """True if a file of this name belongs to a tokenizer."""
     return name in _TOKENIZERS or bool(_TEMPLATE.fullmatch(name))
 
 
@@ -157,18 +156,17 @@ def list_files(folder: Path, staged: Path, notes: tuple[str, ...] = ()) -> Listi
     files = {name: path.stat().st_size for name, path in walk(staged) if path.is_file()}
     behind: dict[str, str] = {}
     kept = {name.partition("/")[0] for name in files if "/" in name}
-    counts: Counter[str] = Counter()
-    others: set[str] = set()
+    inner: dict[str, list[str]] = {}
     for name, path in walk(folder):
         top, nested, _ = name.partition("/")
         if nested and top not in kept:
-            counts[top] += 1
-            others |= {top} if _WEIGHTS.fullmatch(path.name) else set()
+            inner.setdefault(top, []).append(path.name)
         elif name not in files or not stays_inside(folder, path):
             behind[name] = _reason(folder, name, path)
-    for top, count in counts.items():
-        what = "weights that lie in a folder of their own" if top in others else "no files of a model"
-        behind[f"{top}/"] = f"{count} file{'s' if count > 1 else ''}, {what}"
+    for top, names in inner.items():
+        weights = any(map(_WEIGHTS.fullmatch, names))
+        what = "weights that lie in a folder of their own" if weights else "no files of a model"
+        behind[f"{top}/"] = f"{count_of(len(names), 'file')}, {what}"
     notes += tuple(
         f"{name}: is uploaded {_CUT['.png' if name.endswith('.png') else '.json']}"
         for name in files

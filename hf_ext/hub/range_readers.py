@@ -67,7 +67,6 @@ class LocalFile:
             os.posix_fadvise(self._file.fileno(), start, length, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
-        """Closes the file."""
         self.descriptor = None
         self._file.close()
 

@@ -71,7 +71,6 @@ class SafetensorsWriter:
         sync_data(self._descriptor)
 
     def close(self, *, sync: bool = True) -> None:
-        """Closes the file."""
         if self._descriptor < 0:
             return
         try:

@@ -284,7 +284,6 @@ class Match(NamedTuple):
 
 
 def find_secrets(text: str) -> Iterator[Match]:
-    """Finds secrets in a text."""
     small = text.lower()
     present = {mark for mark in _ALL_MARKS if mark in small}
     for kind, marks, pattern in _SHAPES:

@@ -63,13 +63,11 @@ def write_folder(folder: Path, out: Path) -> None:
     room = room_of(folder)
     if (folder / MANIFEST).is_file():
         _write_artifact(folder, out, room)
-    elif (folder / "adapter_config.json").is_file():
+    elif (folder / "adapter_config.json").is_file() or (room is None and (folder / "config.json").is_file()):
         _copy_model(folder, out, room)
         if room is not None and (processor := _load_processor(folder, vars(room))) is not None:
             # written again, with the code of the installed package
             processor.save_pretrained(str(out))
-    elif (folder / "config.json").is_file() and room is None:
-        _copy_model(folder, out, room)
     elif room is not None:
         _save_again(folder, out, room)
         copy_files(folder, out, lambda name: is_tokenizer(name) or is_described(name))

@@ -23,7 +23,7 @@ from hf_ext.merging import add_task, remove_task
 from hf_ext.merging.methods import METHODS, options_by_name
 from hf_ext_cli.main import main
 from tests.emr.emr_testing import push_folder, tiny_bert, tiny_semanir
-from tests.emr.use_testing import merge, merge_berts
+from tests.emr.use_testing import merge, merge_berts, write_berts
 from tests.hub.published import contents
 from tests.kit.command_line import run
 from tests.kit.own_data import write_files
@@ -33,11 +33,7 @@ from tests.training.launching import launch_two
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
-    place = tmp_path_factory.mktemp("models")
-    base = tiny_bert(place / "base")
-    for seed, name in enumerate("abc", start=1):
-        tiny_bert(place / name, seed, base=base, num_labels=seed + 1)
-    return place
+    return write_berts(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

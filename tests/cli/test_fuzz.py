@@ -15,6 +15,7 @@ from diffusers import DDIMScheduler, FlowMatchHeunDiscreteScheduler, UniPCMultis
 
 from hf_ext_cli.main import main
 from tests.disentangled_dit.pipeline_testing import make_pipeline
+from tests.kit.process_state import peak_memory
 
 from .fuzzing import COMMANDS, SAMPLE_PICTURES, change_json, change_sample, write_samples
 
@@ -33,13 +34,6 @@ def samples(tmp_path_factory) -> Path:
 def in_the_samples(samples, monkeypatch, offline):
     """A name that a change made may be one of a Hub: nobody is asked. Paths in the samples are relative."""
     monkeypatch.chdir(samples)
-
-
-def peak_memory() -> int:
-    """The most memory that this process had since [`forget_peak`]; 0 where the system does not say."""
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def forget_peak() -> None:

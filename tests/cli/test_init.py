@@ -20,6 +20,7 @@ from hf_ext.training.methods import build_task, read_arguments
 from tests.cli.init_testing import SHORT, measured, train
 from tests.cli.init_testing import in_a_folder_of_its_own as in_a_folder_of_its_own
 from tests.emr.emr_testing import tiny_bert
+from tests.emr.use_testing import write_berts
 from tests.kit.command_line import run
 from tests.kit.own_data import write_files, write_pictures, write_sounds, write_tables
 from tests.kit.pictures import encode, noise
@@ -133,9 +134,7 @@ def test_classes_of_pictures_are_drawn_and_a_recipe_for_a_gpu_is_valid_too(tmp_p
 
 
 def test_a_folder_or_a_list_of_models_becomes_a_merge(tmp_path):
-    base = tiny_bert(tmp_path / "models" / "base")
-    for seed, name in enumerate(("irony", "news"), 1):
-        tiny_bert(tmp_path / "models" / name, seed, base=base, num_labels=1 + seed)
+    write_berts(tmp_path / "models", ("irony", "news"))
     run("init", "emr", "mine", "--data", "models")
     run("merge", "mine/merge.yaml", "mine/merged")
     assert "irony" in run("emr", "compare", "mine/merged").stdout

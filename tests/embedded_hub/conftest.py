@@ -67,9 +67,3 @@ def serving(root: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[s
         process.kill()
         process.wait()
         process.stdout.close()
-
-
-def peak_memory(process: subprocess.Popen[str]) -> int:
-    """Largest resident size of a process so far, in bytes."""
-    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))

@@ -51,6 +51,14 @@ def equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
     return same and all(torch.equal(one[name], two[name]) and one[name].dtype == two[name].dtype for name in one)
 
 
+def write_berts(place: Path, names: Sequence[str] = "abc") -> Path:
+    """A folder with a base and fine-tunes of it that have 2, 3 and more labels."""
+    base = tiny_bert(place / "base")
+    for seed, name in enumerate(names, start=1):
+        tiny_bert(place / name, seed, base=base, num_labels=seed + 1)
+    return place
+
+
 def merge_berts(folder: Path, **kinds: dict[str, Any]) -> Path:
     """A merge of these kinds of BERT, or of classifiers with 2 and 5 labels and of a model without a head; the
     fine-tunes lie beside it."""

@@ -1,11 +1,12 @@
 """Tiny models of each kind that can be published, and the reports that a training leaves beside them."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationAdd, HfApi
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import BertConfig, BertModel
 from transformers.dynamic_module_utils import get_relative_import_files
@@ -87,3 +88,9 @@ def edit(path: Path, **fields: Any) -> None:
     """Changes fields of a JSON file, or writes one of them."""
     known = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps(known | fields))
+
+
+def commit(api: HfApi, **files: bytes) -> None:
+    """Commits files to `org/model` on a Hub."""
+    operations = [CommitOperationAdd(name, io.BytesIO(content)) for name, content in files.items()]
+    api.create_commit("org/model", operations, commit_message="By hand")

@@ -9,6 +9,8 @@ import json
 import re
 from collections.abc import Callable
 
+from .secret_corpus import BASE64, DIGITS, HEX, LARGE, NAME, SMALL, WORD, letters
+
 _WORDS = {
     "«P»": "kT9v-Qm4" + "zR7w",
     "«K»": "a7Xq9Lm2Zt8R" + "b4Wc6Yd1Ke3Nf5",
@@ -103,4 +105,49 @@ def uses() -> dict[str, str]:
     made = {line: line for line in lines}
     for mark, word in (*_WORDS.items(), ("⏎", "\n")):
         made = {line: text.replace(mark, word) for line, text in made.items()}
-    return made
+    return made | {text: text for text in FORMS}
+
+
+# Secrets of houses and wallets in the forms in which people write them, and what only looks like one.
+_SEED = "abandon ability able about above absent absorb abstract absurd abuse access accident"
+_ID = f"{letters(HEX, 8)}-{'-'.join([letters(HEX, 4)] * 3)}-{letters(HEX, 12)}"
+_CODE = "-".join([letters(LARGE + DIGITS, 6)] * 2 + [letters(LARGE + DIGITS, 5)] * 4)
+_ETHER = "0x" + letters(HEX, 64)
+_WIF = "L1" + letters("".join(sign for sign in WORD if sign not in "0OIl"), 50)
+_BYTES = ",".join(str(7 * number % 256) for number in range(64))
+FORMS = [
+    *('<Pass encoding="base64">c2VjcmV0MTIzNA==</Pass>', '<Pass encoding="base64">aHVudGVyYWJj</Pass>'),
+    *("<Pass>Tr0ub4dor3</Pass>", f"bw list items --session {letters(BASE64, 86)}==", "bw unlock Tr0ub4dor3"),
+    *(f"BW_SESSION={letters(BASE64, 86)}==", f"0.{_ID}.{letters(WORD, 30)}:{letters(BASE64, 22)}=="),
+    *(f"{kind}/{letters(DIGITS, 16)}:{letters(HEX, 32)}" for kind in ("1", f"2/{letters(DIGITS, 16)}")),
+    *(f"{name}{_ETHER}" for name in ('Account.from_key("', 'new ethers.Wallet("', "wallet_key: ", 'accounts: ["')),
+    *(f"wif = {_WIF}", f'bitcoin-cli importprivkey "{_WIF}"', f"secretKey: [{_BYTES}]"),
+    *(f'{name}"{_SEED}"' for name in ("seed = ", "Account.from_mnemonic(", "wallet: ", "Recovery words: ")),
+    *(f"A3-{_CODE}", f"v1.0-{letters(HEX, 24)}-{letters(HEX, 146)}", f"PMAT-{letters(LARGE + DIGITS, 26)}"),
+    *(f"{kind}{letters(WORD, 40)}{letters(HEX, 8)}" for kind in ("cfk_", "cfut_", "cfat_", "lin_wh_")),
+    f"cloudflared service install eyJhIjoi{letters(WORD, 120)}",
+    *(f"shp{kind}_{letters(HEX, 32)}" for kind in ("at", "ss", "ua", "tka", "stk")),
+    *(f"fig{kind}_{letters(NAME, 40)}" for kind in ("d", "u", "o", "or", "oh")),
+    *(f"nf{kind}_{letters(WORD, 36)}" for kind in "pcoub"),
+    *(f"vc{kind}_{letters(WORD, 56)}" for kind in "pkiar"),
+    *(f"sbp_{kind}{letters(HEX, 40)}" for kind in ("", "oauth_", "v0_")),
+    *(f"dp.{kind}.{letters(WORD, 43)}" for kind in ("pt", "sa", "said", "scrt")),
+    *(f"fo1_{letters(NAME, 43)}", f"pscale_api_{letters(NAME, 43)}", f"ddapp_{letters(WORD, 34)}"),
+    *(f"CLOJARS_{letters(SMALL + DIGITS, 60)}", f"EZTK{letters(WORD, 54)}", f"dG9rO{letters(WORD, 54)}="),
+    *(f"eyJrIjoi{letters(WORD, 70)}=", f"sgp_{letters(WORD, 64)}", f"oauth:{letters(SMALL + DIGITS, 30)}"),
+    f"pat.{letters(NAME, 22)}.{letters(HEX, 24)}.{letters(WORD, 20)}",
+    *(f"mainnet.infura.io/v3/{letters(HEX, 32)}", f"https://eth.g.alchemy.com/v2/{letters(NAME, 32)}"),
+    *(f'secret_key_base = "{letters(HEX, 128)}"', f'integration_key = "{letters(HEX, 32)}"'),
+    f"PresharedKey = {letters(BASE64, 43)}=",
+]
+HARMLESS = [
+    *("<Pass>12 of 14</Pass>", "<Pass>test_one</Pass>", '<Pass encoding="base64"></Pass>', "bw unlock --help"),
+    *("1/2 of 3/4", f"data/1/{letters(HEX, 32)}", f"epoch 1/{letters(DIGITS, 3)}: loss", "2/1200/1200:30"),
+    *(f"transaction {_ETHER}", f"address: {_ETHER}", f'"hash": "{_ETHER}"', f"account {_ETHER}", f"ids: [{_BYTES}]"),
+    *("seed = 42", "the seed of a random number", "wallet: a folder of keys", "wallet = Wallet()", "wif: 3"),
+    *("A3-B90QD8", "A3-SIZE-PAPER", "v1.0-rc1", "v1.0-9f86d08", "session 0.5", f"0.{_ID}", "--session mine"),
+    *("cfat_loss", "vca_model", "nfc_reader", "sbp_oauth_flow", "fo1_score", "figo_plot", "pat.shape.dim", "dp.sa.x"),
+    *("oauth: see the page", "oauth:authorization", "infura.io/docs", "alchemy.com/v2/guide", "EZTK is a kit"),
+    *("integration_key = name", "preshared_key: optional", "secret_key_base: see docs", "secretKey: [1, 2, 3]"),
+    *("eyJrIjoi", "dG9rOmFiYw==", f"sgp_{letters(SMALL, 20)}", "accounts: [0x1, 0x2]", "cloudflared tunnel run mine"),
+]

@@ -11,17 +11,18 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData, get_session, parse_eval_result_entries
 from PIL import Image, ImageChops
 
-from hf_ext.errors import DataError, UsageError
+from hf_ext.errors import DataError, NotPublished, UsageError
+from hf_ext.hub import publish
 from hf_ext.hub.card_rules import front_matter, read_front_matter
 from hf_ext.hub.cards import MARKER, write_card
-from hf_ext.hub.publish import push, rehearse, stage
+from hf_ext.hub.publish import preview, push, rehearse, stage
 from hf_ext.hub.released import list_released
 from hf_ext.semanir import SemanIRImageProcessor
 from tests.kit.command_line import run
 from tests.kit.refusals import refused
 from tests.kit.restorers import tiny_restorer
 
-from .published import EVALUATION, TRAINING, edit, save_bert, save_snapshot, tiny_adapter
+from .published import EVALUATION, TRAINING, commit, contents, edit, on_hub, save_bert, save_snapshot, tiny_adapter
 
 
 def assert_finished(text: str) -> None:
@@ -299,3 +300,160 @@ def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, options
             # two copies of a network: their last bits may differ, and with them a rounding
             difference = ImageChops.difference(restored, expected)
             assert max(high for _, high in difference.getextrema()) <= 1 and restored.tobytes() != degraded.tobytes()
+
+
+@pytest.mark.parametrize(
+    "entry", ["license:", "license: null", "license: ''", '"license": ~', "license: []", "license:   # mine"]
+)
+@pytest.mark.parametrize("rest", ["", "tags: [a]\n"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_an_empty_licence_is_filled_in(tmp_path, entry, rest, end):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "README.md").write_bytes(
+        f"---\n{rest}{entry}\n{rest and 'language: en'}\n---\n# Mine\n".replace("\n", end).encode()
+    )
+    text = write_card(tmp_path, repo_id="org/mine", license="mit").read_bytes().decode()
+    found = read_front_matter(text)
+    assert found["license"] == "mit" and ("tags" in found) == ("language" in found) == bool(rest)
+    assert text.replace("\r", "").endswith("# Mine\n")
+
+
+HEAD = "license: mit\nextra_gated_prompt: Please\ndatasets: org/old"
+# A card on the Hub; whether it stays as it is, and which of its entries the one that replaces it has.
+THERE = {
+    "written": (f"---\n{HEAD}\n---\n# Mine\n", True, ()),
+    "without metadata": ("\ufeff# Mine\r\n", True, ()),
+    "made with the repository": (f"---\n{HEAD}\n---\n", False, ("license", "extra_gated_prompt")),
+    "of hf-ext, with settings": (f"---\n{HEAD}\n---\n\n{MARKER}\n\n# Old\n", False, ("license", "extra_gated_prompt")),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Warnings while validating")
+@pytest.mark.parametrize("kind", THERE)
+@pytest.mark.parametrize("own", [None, "# By the owner of the folder\n"])
+def test_a_card_and_a_licence_on_the_hub_are_not_replaced_in_silence(options, api, bert, tmp_path, kind, own, capsys):
+    card, is_kept, entries = THERE[kind]
+    api.create_repo("org/model")
+    commit(api, **{"README.md": card.encode(), "LICENSE": b"theirs", "NOTICE": b"theirs"})
+    (bert / "LICENSE").write_text("ours")
+    if own:
+        (bert / "README.md").write_text(own)
+    asked = {"revision": None, "create_pr": False, "commit_message": "x", "license": None}
+    notes = preview(bert, "org/model", **asked | options).notes
+    push(bert, "org/model", **options)
+    there = on_hub(api, tmp_path)
+    told, description = capsys.readouterr().err, api.list_repo_commits("org/model")[0].message
+    said = [f"{name}: the one on the Hub, which is another, is replaced" for name in ("LICENSE", "README.md")]
+    said = ["README.md: the one that somebody wrote on the Hub is kept", said[0]] if is_kept and not own else said
+    assert all(each in text for each in said for text in ("\n".join(notes), told, description))
+    assert there["NOTICE"] == b"theirs" and there["LICENSE"] == b"ours"
+    if own or is_kept:
+        assert there["README.md"] == (own or card).encode()
+        return
+    found, before = (read_front_matter(text) for text in (there["README.md"].decode(), card))
+    assert "datasets" not in found and {name: found[name] for name in entries} == {
+        name: before[name] for name in entries
+    }
+    # once more, and nothing is left to do
+    capsys.readouterr()
+    push(bert, "org/model", **options)
+    assert capsys.readouterr().err == "Kept: .gitattributes, NOTICE\n" and len(api.list_repo_commits("org/model")) == 3
+
+
+@pytest.mark.filterwarnings("ignore:Warnings while validating")
+@pytest.mark.parametrize("kind", THERE)
+def test_a_licence_that_is_asked_for_agrees_with_that_of_the_card_on_the_hub(options, api, bert, tmp_path, kind):
+    api.create_repo("org/model")
+    commit(api, **{"README.md": THERE[kind][0].encode()})
+    if kind in ("written", "made with the repository"):
+        with refused(UsageError, "README.md of org/model on the Hub", "'mit'", "apache-2.0"):
+            push(bert, "org/model", license="apache-2.0", **options)
+    else:
+        push(bert, "org/model", license="apache-2.0", **options)
+        card = on_hub(api, tmp_path)["README.md"].decode()
+        assert read_front_matter(card)["license"] == "apache-2.0" and ("# Mine" in card) == THERE[kind][1]
+
+
+OTHER = {"license": "other", "license_name": "mine", "license_link": "https://mine.org"}
+CHOSEN = {"bert": OTHER, "adapter": {"license": ["mit", "apache-2.0"]}, "semanir": {"license": "mit"}}
+
+
+def save_kind(kind, folder):
+    """A model whose card has no licence of its own, or that of a template."""
+    if kind == "bert":
+        return save_bert(folder)
+    if kind == "adapter":
+        tiny_adapter().save_pretrained(folder)
+        edit(folder / "adapter_config.json", base_model_name_or_path="org/denoiser")
+        return folder
+    return save_snapshot(folder)
+
+
+def give_license(folder, entries):
+    """Writes the card of hf-ext, with a licence."""
+    card = write_card(folder, repo_id="org/model", license="mit")
+    lines = "".join(f"{name}: {json.dumps(value)}\n" for name, value in entries.items())
+    card.write_text(card.read_text().replace("license: mit\n", lines + "language: de\n"))
+
+
+def license_of(folder):
+    found = read_front_matter((folder / "README.md").read_text())
+    return {name: value for name, value in found.items() if name.startswith("license")}
+
+
+@pytest.mark.parametrize("kind", CHOSEN)
+def test_a_card_of_ours_keeps_its_licence_when_it_is_written_again(options, api, tmp_path, kind, caplog):
+    folder, entries = save_kind(kind, tmp_path / "mine"), CHOSEN[kind]
+    give_license(folder, entries)
+    write_card(folder, repo_id="org/model")
+    first = stage(folder, tmp_path / "first")
+    second = stage(first, tmp_path / "second", license="other" if entries is OTHER else None)
+    push(folder, "org/model", **options)
+    pulled = Path(api.snapshot_download("org/model", local_dir=tmp_path / "pulled"))
+    push(pulled, "org/fork", **options)
+    forked = Path(api.snapshot_download("org/fork", local_dir=tmp_path / "forked"))
+    # without a choice of its own a folder takes that of the Hub
+    (folder / "README.md").unlink()
+    push(folder, "org/fork", **options)
+    again = Path(api.snapshot_download("org/fork", local_dir=tmp_path / "again"))
+    assert [license_of(each) for each in (first, second, pulled, forked, again)] == [entries] * 5
+    assert "language: de" in (forked / "README.md").read_text() and "its licence" not in caplog.text
+    push(folder, "org/fork", license="bsd", **options)
+    again = Path(api.snapshot_download("org/fork", local_dir=tmp_path / "last"))
+    assert license_of(again) == {"license": "bsd"}
+    assert f"org/fork on the Hub: its licence {entries['license']!r} becomes 'bsd'" in caplog.text
+
+
+def test_the_licence_of_the_data_is_not_replaced(tmp_path):
+    folder = save_snapshot(tmp_path / "mine")
+    edit(folder / "training.json", released={"card_license": OTHER})
+    for license in (None, "other"):
+        assert license_of(stage(folder, tmp_path / str(license), repo_id="org/x", license=license)) == OTHER
+    with refused(UsageError, "'other'", "'mit'"):
+        stage(folder, tmp_path / "refused", license="mit")
+
+
+def test_a_card_of_ours_with_metadata_that_cannot_be_read_is_named(bert):
+    (bert / "README.md").write_text(f"---\nlicense: [\n---\n{MARKER}\n")
+    with refused(DataError, "README.md", "delete the card"):
+        write_card(bert, repo_id="org/model")
+
+
+@pytest.mark.parametrize("way", ["by its name", "by its folder", "by a link"])
+def test_the_card_of_a_released_model_is_not_written(released_models, tmp_path, way):
+    folder = save_snapshot(released_models / "denoise-tiny")
+    before = contents(folder)
+    (tmp_path / "link").symlink_to(folder)
+    named = {"by its name": "denoise-tiny", "by its folder": folder, "by a link": tmp_path / "link"}[way]
+    assert "copy the folder" in run("card", named, "--license", "mit", code=2).output
+    assert "there is no card" in run("card", named, "--check", code=1).output and contents(folder) == before
+
+
+@pytest.mark.filterwarnings("ignore:Warnings while validating")
+@pytest.mark.parametrize("card", ["# h\xe9".encode("latin-1"), b"---\na: [\n---\n"])
+def test_a_card_on_the_hub_that_cannot_be_read_stops_the_push(options, api, bert, card, monkeypatch):
+    api.create_repo("org/model")
+    monkeypatch.setattr(publish, "read_text", lambda *_: card.decode("utf-8"))
+    commit(api, **{"README.md": b"# Mine"})
+    with refused(NotPublished, "org/model: README.md on the Hub cannot be used", "correct it there"):
+        push(bert, "org/model", **options)

@@ -104,6 +104,7 @@ def test_nothing_to_open(tmp_path):
         (tmp_path, {}, CheckpointError, "notes.txt"),
         (tmp_path / "absent", {}, CheckpointError, "folder", "file"),
         ("a/b/c", {}, CheckpointError, "org/name"),
+        *((name, {}, CheckpointError, name, "no such file or folder") for name in ("w/ü", "modèle/bert", "модель")),
         (tmp_path, {"revision": "main"}, UsageError, "meaning", "local"),
         ("org/name@v1", {"revision": "v2"}, UsageError, "revisions", "two"),
     ):

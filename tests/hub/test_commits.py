@@ -16,7 +16,7 @@ from hf_ext.hub.commits import NoHub, NotOnHub
 from hf_ext.hub.publish import push, stage
 from tests.kit.refusals import refused
 
-from .published import contents, on_hub, save_bert, titles
+from .published import commit, contents, on_hub, save_bert, titles
 from .unfaithful_hub import Reply, UnfaithfulHub
 
 COMMIT = "/api/models/org/model/commit/main"
@@ -46,10 +46,6 @@ def differences(source: Path, hub: EmbeddedHub | UnfaithfulHub, **options) -> li
     return list(caught.value.files)
 
 
-def upload(api, name: str, content: bytes) -> None:
-    api.upload_file(repo_id="org/model", path_or_fileobj=content, path_in_repo=name)
-
-
 def assert_whole(api, source: Path, tmp_path: Path, **others: bytes) -> None:
     """What is on the Hub is what is staged of a folder, and other files by their names."""
     assert on_hub(api, tmp_path) == contents(stage(source, tmp_path / "staged", repo_id="org/model")) | others
@@ -57,7 +53,7 @@ def assert_whole(api, source: Path, tmp_path: Path, **others: bytes) -> None:
 
 def test_what_the_hub_would_ignore_is_refused_before_anything_is_sent(hub, api, bert, tmp_path):
     api.create_repo("org/model")
-    upload(api, ".gitignore", b"/model*\n*.json\n")
+    commit(api, **{".gitignore": b"/model*\n*.json\n"})
     before = api.list_repo_files("org/model"), titles(api)
     with refused(NotOnHub, repo_id="org/model") as caught:
         publish(bert, hub)
@@ -65,7 +61,7 @@ def test_what_the_hub_would_ignore_is_refused_before_anything_is_sent(hub, api, 
     assert (api.list_repo_files("org/model"), titles(api)) == before
     assert classify(caught.value).exit_code == FAILED
     # Rules for other files are no hindrance.
-    upload(api, ".gitignore", b"*.bin\nruns/\n")
+    commit(api, **{".gitignore": b"*.bin\nruns/\n"})
     publish(bert, hub)
     assert_whole(api, bert, tmp_path)
 
@@ -73,7 +69,7 @@ def test_what_the_hub_would_ignore_is_refused_before_anything_is_sent(hub, api, 
 @pytest.mark.parametrize("there", ["README.md/mine", ".eval_results"])
 def test_a_file_where_the_repository_has_a_folder_and_the_other_way_round_are_refused(hub, api, snapshot, there):
     api.create_repo("org/model")
-    upload(api, there, b"mine")
+    commit(api, **{there: b"mine"})
     assert differences(snapshot, hub) == [there]
     assert len(titles(api)) == 2
 
@@ -114,7 +110,7 @@ def test_a_hub_that_drops_or_changes_a_file_is_found_out(proxy, bert, changed):
 
 def test_weights_of_an_earlier_push_that_stay_are_found_out(proxy, api, bert):
     publish(bert, proxy)
-    upload(api, "training.json", b"{}")
+    commit(api, **{"training.json": b"{}"})
     proxy.rule = change_commit("training.json")
     (bert / "vocab.txt").write_text("a\n")
     assert differences(bert, proxy) == ["training.json"]
@@ -218,7 +214,7 @@ def interrupting(api, files):
 
     def rule(method, path, body, forward):
         if method == "POST" and path.startswith(COMMIT) and left:
-            upload(api, left.pop(0), b"---\nlicense: mit\n---\n")
+            commit(api, **{left.pop(0): b"---\nlicense: mit\n---\n"})
         return forward(body)
 
     return rule

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save, save_file
 from transformers import AutoModelForImageToImage, BertModel
 
-from hf_ext import semanir
+from hf_ext import MRConvConfig, MRConvForSequenceClassification, semanir
 from hf_ext.embedded_hub.storage import lfs_pointer
 from hf_ext.errors import DataError
 from hf_ext.files import TakenError
@@ -25,6 +25,7 @@ from hf_ext.hub.load_check import check_loads
 from hf_ext.hub.publish import rehearse, stage
 from hf_ext.hub.readings import read_text
 from hf_ext.semanir import SemanIRImageProcessor, SemanIRModel
+from tests.disentangled_dit.pipeline_testing import make_pipeline
 from tests.kit.models import assert_same_weights, file_limit
 from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
@@ -282,3 +283,44 @@ def test_a_secret_in_a_broken_file_of_weights_is_found(tmp_path):
         path = tmp_path / f"{place}-{name}"
         path.write_bytes(content + (b"" if name == "whole.safetensors" else b" hf" + b"_" + b"aB3dE6" * 6))
         assert (find_kind(read_text(path)) is None) == (name == "whole.safetensors")
+
+
+def cast(weights, chosen, dtype):
+    return {name: value.to(dtype) if chosen(name) else value for name, value in weights.items()}
+
+
+def make_pipeline_folder(folder):
+    pipeline = make_pipeline()
+    pipeline.save_pretrained(folder)
+    return folder / "transformer" / "diffusion_pytorch_model.safetensors"
+
+
+# How the weights of the whole model are on disk, and those of its norms or biases.
+TYPES = [(torch.bfloat16, torch.float32), (torch.float32, torch.float16), (torch.float16, torch.bfloat16)]
+TYPES += [(torch.float64, torch.bfloat16), (torch.float32, torch.float8_e4m3fn)]
+
+
+@pytest.mark.parametrize("types", TYPES, ids=str)
+@pytest.mark.parametrize("kind", ["mrconv", "semanir", "pipeline"])
+def test_weights_go_up_in_the_types_that_they_have_on_disk(tmp_path, kind, types):
+    folder = tmp_path / "mine"
+    if kind == "pipeline":
+        path = make_pipeline_folder(folder)
+    else:
+        config = MRConvConfig(vocab_size=20, hidden_size=16, num_hidden_layers=1)
+        model = MRConvForSequenceClassification(config) if kind == "mrconv" else None
+        save_snapshot(folder, reports=False) if model is None else model.save_pretrained(folder)
+        path = folder / "model.safetensors"
+        edit(folder / "config.json", dtype="float16")
+    weights = {name: value.clone() for name, value in load_file(path).items()}
+    floats = {name for name, value in weights.items() if value.is_floating_point()}
+    small = {name for name in floats if "norm" in name or name.endswith("bias")}
+    weights = cast(cast(weights, floats.__contains__, types[0]), small.__contains__, types[1])
+    assert small and small < floats
+    save_file(weights, path, metadata={"format": "pt"})
+    staged = stage(folder, tmp_path / "staged")
+    found = load_file(staged / path.relative_to(folder))
+    assert {name: value.dtype for name, value in found.items()} == {name: each.dtype for name, each in weights.items()}
+    assert all(
+        found[name].view(torch.uint8).equal(value.view(torch.uint8)) for name, value in weights.items() if value.ndim
+    )

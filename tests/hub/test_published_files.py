@@ -8,19 +8,24 @@ from pathlib import Path
 import diffusers
 import peft
 import pytest
+import torch
 import transformers
+from peft import LoraConfig
+from safetensors.torch import save_file
 from transformers import BertTokenizer
 
 from hf_ext.errors import NotPublished
-from hf_ext.hub.publish import rehearse, stage
-from hf_ext.hub.published_files import is_described, is_loaded, walk
+from hf_ext.hub.card_rules import read_front_matter
+from hf_ext.hub.load_check import check_loads
+from hf_ext.hub.publish import push, rehearse, stage
+from hf_ext.hub.published_files import MODULES, is_described, is_loaded, walk
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline
 from tests.emr.emr_testing import tiny_bert
 from tests.kit.command_line import run
 from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 
-from .published import contents, save_bert, save_snapshot
+from .published import contents, save_bert, save_snapshot, tiny_adapter
 
 # What people keep in the folder of a model and never mean to publish.
 TEXTS = ("hf_token.txt", "notes.txt", "events.log", ".env", "extra.jinja", "other.model")
@@ -208,3 +213,67 @@ def test_folders_of_version_control_are_not_walked(tmp_path):
     write_files(tmp_path, {".git/config": "x", "sub/__pycache__/a.pyc": "x", "sub/b.txt": "x"})
     os.symlink(tmp_path, tmp_path / "again")
     assert [name for name, _ in walk(tmp_path)] == ["again", "sub/b.txt"]
+
+
+def test_a_folder_of_adapters_says_which_is_which(tmp_path):
+    adapter = tiny_adapter()
+    adapter.add_adapter("other", LoraConfig(r=2, target_modules=["query_key_value"]))
+    adapter.save_pretrained(tmp_path / "both")
+    listing = rehearse(tmp_path / "both", tmp_path / "staged")
+    assert "weights that lie in a folder of their own" in listing.stays_behind["other/"]
+    adapter.save_pretrained(tmp_path / "named", selected_adapters=["other"])
+    with refused(ValueError, "named", "one of its folders: other"):
+        stage(tmp_path / "named", tmp_path / "refused")
+
+
+SENTENCES = "sentence_transformers.models."
+OF_MODULES = {"1_Pooling/config.json": b"{}", "2_Dense/config.json": b"{}", "sentence_bert_config.json": b"{}"}
+OF_MODULES |= {"1_Pooling/notes.txt": b"mine", "3_Other/config.json": b"{}"}
+
+
+def add_modules(folder, *kinds):
+    """Makes a model of sentence-transformers of one of transformers."""
+    for name, content in OF_MODULES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    save_file({"linear.weight": torch.ones(2, 8)}, folder / "2_Dense" / "model.safetensors")
+    named = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"), ("4_Normalize", "Normalize")]
+    modules = [{"path": path, "type": SENTENCES + kind} for path, kind in named]
+    (folder / MODULES).write_text(json.dumps(modules + [{"path": "", "type": kind} for kind in kinds]))
+
+
+def test_modules_of_sentence_transformers_go_up_with_their_model(options, api, bert, tmp_path):
+    add_modules(bert)
+    folder = stage(bert, tmp_path / "staged", repo_id="org/model")
+    wanted = [*list(OF_MODULES)[:3], "2_Dense/model.safetensors", MODULES]
+    assert sorted(contents(folder)) == sorted([*wanted, "README.md", "config.json", "model.safetensors"])
+    assert all((folder / name).read_bytes() == (bert / name).read_bytes() for name in wanted)
+    found = read_front_matter((folder / "README.md").read_text())
+    assert (found["library_name"], found["pipeline_tag"]) == ("sentence-transformers", "sentence-similarity")
+    check_loads(folder)
+    push(bert, "org/model", **options)
+    # of the next model there the modules are stale
+    push(save_bert(tmp_path / "other"), "org/model", **options)
+    assert not {MODULES, *wanted} & set(api.list_repo_files("org/model"))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda folder: add_modules(folder, "my_code.Pooling"), ["modules.json", "'my_code.Pooling'", "push_to_hub"]),
+        (lambda folder: add_modules(folder, SENTENCES + "Router"), ["modules.json", "Router'"]),
+        (lambda folder: (folder / MODULES).write_text("7"), ["modules.json", "got type 7"]),
+        (
+            lambda folder: (folder / "2_Dense/pytorch_model.bin").write_bytes(b""),
+            ["2_Dense/pytorch_model.bin", "pickle"],
+        ),
+        (lambda folder: (folder / "2_Dense/own.py").write_bytes(b""), ["2_Dense/own.py is code"]),
+        (lambda folder: (folder / "1_Pooling/merges.txt").symlink_to("/etc/hostname"), ["merges.txt", "link"]),
+        (lambda folder: (folder / "2_Dense/model.safetensors").write_bytes(b"x"), ["model.safetensors"]),
+    ],
+)
+def test_modules_that_would_go_up_in_part_are_refused(bert, tmp_path, change, told):
+    add_modules(bert)
+    change(bert)
+    with refused(ValueError, *told):
+        stage(bert, tmp_path / "staged")

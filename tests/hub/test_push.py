@@ -1,24 +1,23 @@
 """push against the embedded Hub: one commit that holds what stage wrote, stale files gone, other files left alone."""
 
-import io
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import CommitOperationAdd, HfApi, close_session, constants, hf_hub_download
+from huggingface_hub import HfApi, close_session, constants, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.errors import NotPublished, UsageError
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.hub.disclosure import SecretFound
-from hf_ext.hub.publish import push, stage
+from hf_ext.hub.publish import find_stale, preview, push, stage
 from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 from tests.kit.restorers import tiny_restorer
 
-from .published import STAGED, contents, edit, on_hub, save_bert, titles
+from .published import STAGED, commit, contents, edit, on_hub, save_bert, titles
 from .unfaithful_hub import Reply, UnfaithfulHub
 
 
@@ -80,9 +79,7 @@ OF_THE_OWNER = [
 
 def test_files_of_an_earlier_model_go_and_files_of_the_owner_stay(options, api, bert, capsys):
     api.create_repo("org/model")
-    names = [*OF_A_MODEL, *OF_THE_OWNER]
-    operations = [CommitOperationAdd(name, io.BytesIO(name.encode())) for name in names]
-    api.create_commit("org/model", operations, commit_message="Old")
+    commit(api, **{name: name.encode() for name in (*OF_A_MODEL, *OF_THE_OWNER)})
     push(bert, "org/model", **options)
     there = api.list_repo_files("org/model")
     assert sorted(there) == sorted([*OF_THE_OWNER, ".gitattributes", "README.md", "config.json", "model.safetensors"])
@@ -183,3 +180,55 @@ def test_a_secret_in_the_name_of_a_file_is_refused_and_not_shown(tmp_path, bert)
     with pytest.raises(SecretFound) as caught:
         stage(bert, tmp_path / "out")
     assert TOKEN not in str(caught.value)
+
+
+# Files of a repository, of an earlier model or of its owner, by the file that says what it was.
+STALE = {
+    "config.json": """
+    pytorch_model.bin pytorch_model-00001-of-00002.bin pytorch_model.bin.index.json pytorch_model.fp16.bin tf_model.h5
+    tf_model.h5.index.json flax_model.msgpack rust_model.ot adapter_model.bin diffusion_pytorch_model.fp16.bin
+    pytorch_lora_weights.safetensors model.onnx onnx/model_quantized.onnx onnx/decoder_model_merged.onnx
+    consolidated.00.pth openvino_model.xml openvino/openvino_model.xml openvino/openvino_model_qint8_quantized.bin
+    onnx/vision_model.onnx onnx/text_model_fp16.onnx
+    """,
+    "model_index.json": """
+    transformer/config.json transformer/disentangled_dit.py vae/diffusion_pytorch_model.safetensors pipeline.py
+    vae/diffusion_pytorch_model.bin scheduler/scheduler_config.json text_encoder/model.safetensors tokenizer/vocab.json
+    tokenizer/additional_chat_templates/tool.jinja
+    """,
+    "emr.json": """
+    tasks/a/mask.safetensors tasks/a/extra.safetensors tasks/a/config.json tasks/a/modeling_mrconv.py
+    tasks/a/additional_chat_templates/tool.jinja base/model.safetensors base/tokenizer.json sums.safetensors
+    """,
+    "modules.json": "1_Pooling/config.json 2_Dense/model.safetensors 2_Dense/pytorch_model.bin",
+}
+MINE = {
+    "config.json": "model-old.bin my_model.bin lora.safetensors notes/pytorch_model.bin my_model.onnx vae/config.json",
+    "model_index.json": """
+    transformer/mynotes.txt transformer/README.md vae/readme.txt vae/my_training_data.csv vae/pictures/cat.png
+    tokenizer/LICENSE pipeline.py.txt unet/notes.md
+    """,
+    "emr.json": "tasks/notes.md tasks/a/thesis.pdf base/thesis.pdf base/LICENSE my.safetensors",
+    "modules.json": "1_Pooling/notes.txt notes/config.json 2_Dense/own.csv",
+}
+
+
+@pytest.mark.parametrize("told", STALE)
+def test_files_go_by_the_names_of_loaders_and_all_else_is_the_owners(told):
+    stale, mine = STALE[told].split(), MINE[told].split()
+    assert find_stale([told, *stale, *mine, "LICENSE", "data/x.csv"]) == [told, *stale]
+
+
+def test_exports_of_the_same_weights_stay(options, api, bert, tmp_path):
+    exports = {"onnx/model_quantized.onnx", "tf_model.h5", "openvino/openvino_model.bin"}
+    push(bert, "org/model", **options)
+    commit(api, **{name: name.encode() for name in exports})
+    (bert / "README.md").write_text("---\nlicense: mit\n---\n\n# A better card\n")
+    rest = {"revision": None, "create_pr": False, "commit_message": "New", "license": None}
+    assert preview(bert, "org/model", **options | rest).deleted == ()
+    push(bert, "org/model", **options)
+    assert exports < set(api.list_repo_files("org/model"))
+    edit(bert / "config.json", layer_norm_eps=1e-4)
+    assert {*preview(bert, "org/model", **options | rest).deleted} == exports
+    push(bert, "org/model", **options)
+    assert not exports & set(api.list_repo_files("org/model"))

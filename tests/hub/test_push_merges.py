@@ -19,8 +19,8 @@ from hf_ext.hub.header_format import CheckpointError
 from hf_ext.hub.load_check import check_loads, verify_code
 from hf_ext.hub.publish import push, stage
 from hf_ext.merging import add_task, merge_checkpoints, remove_task
-from tests.emr.emr_testing import push_folder, tiny_bert, tiny_semanir, tiny_unet
-from tests.emr.use_testing import merge_family
+from tests.emr.emr_testing import push_folder, tiny_semanir, tiny_unet
+from tests.emr.use_testing import merge_family, write_berts
 from tests.kit.own_data import write_files
 from tests.kit.refusals import refused
 
@@ -33,10 +33,8 @@ LOADER = Path(load_check.__file__).parents[1] / "emr" / "emr_loader.py"
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
-    place = tmp_path_factory.mktemp("models")
-    base = tiny_bert(place / "base")
-    for seed, name in enumerate("abc", start=1):
-        tiny_bert(place / name, seed, base=base, num_labels=seed + 1)
+    place = write_berts(tmp_path_factory.mktemp("models"))
+    for name in "abc":
         edit(place / name / "tokenizer_config.json", name_or_path=str(place / name))
     return place
 

@@ -9,7 +9,7 @@ import pytest
 import hf_ext
 from hf_ext.hub.released import find_model, list_released
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
-from tests.hub.published import edit
+from tests.hub.published import edit, save_snapshot
 from tests.kit.command_line import run
 
 # Megabytes of one, of the Disentangled DiT, and of all.
@@ -75,3 +75,16 @@ def test_without_any_model_the_list_says_so():
         assert "HF_EXT_WITHOUT_MODELS" in run(*command.split(), code=2).output
     with pytest.raises(ValueError):
         hf_ext.released("denoise-color")
+
+
+def test_a_folder_with_the_name_of_a_released_model_is_told(released_models, tmp_path, monkeypatch):
+    save_snapshot(released_models / "denoise-tiny")
+    summary = {"task": "x", "scores": "x", "data": "x", "license": "x", "parameters": 1, "steps": 1, "core_hours": 1}
+    edit(released_models / "denoise-tiny" / "training.json", released=summary)
+    (tmp_path / "denoise-tiny").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for command in (["info", "denoise-tiny"], ["restore", "denoise-tiny", "a.png", "--out", "-"]):
+        result = run(*command, code=2)
+        assert f"not the released model {released_models / 'denoise-tiny'}; write ./denoise-tiny" in result.stderr
+        assert not result.stdout
+    assert "released" not in run("info", "./denoise-tiny", code=2).output

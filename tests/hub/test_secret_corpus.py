@@ -101,7 +101,7 @@ mnemonic: the twelve words of a wallet. cookies = {"theme": "dark"} APP_KEY=base
 
 def test_placeholders_and_other_uses_of_the_same_letters_are_not_refused(tmp_path):
     texts = [re.sub(r"\bP\b", lambda _, each=each: each, use) for use in WITH_PLACEHOLDERS for each in PLACEHOLDERS]
-    texts += [line.replace("⏎", "\n") for line in HARMLESS.strip().split("\n")]
+    texts += [*(line.replace("⏎", "\n") for line in HARMLESS.strip().split("\n")), *secret_uses.HARMLESS]
     files = [(name, write(text)) for text in texts for name, write in secret_uses.PLACES.items()]
     taken = [(place, file) for place, file in files if find(tmp_path, *file) is not None]
     assert len(files) >= 600 and taken == []
