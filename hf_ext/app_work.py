@@ -11,7 +11,6 @@ from typing import Any
 
 import gradio as gr
 import numpy as np
-import torch
 from diffusers import DiffusionPipeline
 from gradio.context import LocalContext
 from PIL import Image
@@ -21,6 +20,7 @@ from hf_ext import EMRModel, restore_image
 from hf_ext.answers.limits import ClientLeft, Clock, Limits, open_sound, read_sound
 from hf_ext.answers.merged_task import AnsweringTask
 from hf_ext.audio_stream import Listener, Stream
+from hf_ext.distributed import require_device
 from hf_ext.emr.artifact import read_tasks
 from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import split_revision
@@ -31,9 +31,9 @@ from hf_ext.restoration.encoding import to_8_bits
 from hf_ext.restoration.restorer import load_model
 from hf_ext.semanir.image_processing_semanir import pixels_to_image
 from hf_ext.tasks.diffusion_grids import default_batch_size, draw_grid, sample_rows
+from hf_ext.tasks.pictures import in_colours
 from hf_ext.training.models import pipeline_index
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TABS = ("restore", "draw", "listen", "merge")
 # What a request may take unless the command says otherwise.
 LIMITS = Limits()
@@ -109,13 +109,13 @@ def load_drawer(source: str) -> DisentangledDiTPipeline:
     if not isinstance(pipeline, DisentangledDiTPipeline):
         raise ValueError(f"{source} contains a {type(pipeline).__name__}; give a DisentangledDiTPipeline.")
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline.to(DEVICE)
+    return pipeline.to(require_device(None))
 
 
 @functools.lru_cache(maxsize=2)
 def load_merge(source: str) -> tuple[EMRModel, dict[str, AnsweringTask]]:
     """A merge, and what its tasks can be asked."""
-    merged = EMRModel.from_pretrained(source, device=DEVICE)
+    merged = EMRModel.from_pretrained(source, device=require_device(None))
     return merged, {name: AnsweringTask(merged, name) for name in merged.tasks}
 
 
@@ -160,8 +160,7 @@ def count_work(source: str, channels: int) -> float:
 
 def show_colours(pixels: np.ndarray) -> Image.Image:
     """Pixels as a screen shows them: RGB of 8 bits, what is transparent is white."""
-    picture = pixels_to_image(to_8_bits(pixels)).convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
+    return in_colours(pixels_to_image(to_8_bits(pixels)), "RGB")
 
 
 def pair(before: np.ndarray, after: np.ndarray) -> Pair:

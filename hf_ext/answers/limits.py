@@ -26,8 +26,8 @@ from ..data.files import read_recording
 from ..errors import DataError, UsageError
 from ..extras import import_extra
 from ..hub.disclosure import last_name
-from ..restoration.camera import Source
-from ..restoration.encoding import Picture, to_8_bits
+from ..restoration.camera import Picture, Source
+from ..restoration.encoding import to_8_bits
 from ..restoration.files import read_image
 from ..restoration.tiles import bytes_needed, restore_image
 from ..semanir import SemanIRForImageRestoration

@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Content of picture files that Pillow does not report: chunks of PNG, kinds of JPEG and WebP, more than 8 bits."""
 
 import io
