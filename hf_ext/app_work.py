@@ -51,6 +51,8 @@ MOST, SHOWN = 600, 60
 PROBE = 64
 # Of a drawing, as the page calls what a user can clear.
 _INPUTS = ("class or text", "size", "top", "left", "flip", "number of steps", "guidance", "seed")
+# The input of a merge by what its task reads.
+_READ_AS = {"Image": "picture", "Audio": "sound", "Sequence": "text"}
 
 Words = list[tuple[float, str]]
 Pair = tuple[Image.Image, Image.Image]
@@ -259,8 +261,7 @@ def show_words(words: Words, said: str = "No word is recognised yet.") -> str:
 
 def list_inputs(source: str) -> set[str]:
     """The inputs that a merge takes: of picture, sound and text those that some task reads."""
-    kinds = {"Image": "picture", "Audio": "sound", "Sequence": "text"}
-    return {kinds[task.reads] for task in load_merge(source)[1].values()}
+    return {_READ_AS[task.reads] for task in load_merge(source)[1].values()}
 
 
 def answer(
@@ -269,20 +270,20 @@ def answer(
     """The answer of one task of a merge to the input that it takes."""
     merged, tasks = load_merge(source)
     task = tasks[name]
+    inputs: dict[str, Any] = {"picture": picture, "sound": sound, "text": text}
+    given = require_given(inputs[_READ_AS[task.reads]], _READ_AS[task.reads])
     if task.kind == "restoration":
-        before = limits.read(require_given(picture, "picture")).pixels
+        before = limits.read(given).pixels
         with merged.task(name) as model:
             return pair(before, limits.restore(model, before))
     if task.kind == "generation":
-        prompt = task.encode(require_given(text, "text"), TOKENS)["input_ids"]
+        prompt = task.encode(given, TOKENS)["input_ids"]
         return task.decode(task.generate(prompt, [], TOKENS)[0])
     if task.reads == "Image":
-        label, probabilities = task.classify(limits.read_8_bits(require_given(picture, "picture")))
+        given = limits.read_8_bits(given)
     elif task.reads == "Audio":
-        recording = read_sound(require_given(sound, "sound"), task.reader.sampling_rate, limits)
-        label, probabilities = task.classify(recording)
-    else:
-        label, probabilities = task.classify(require_given(text, "text"))
+        given = read_sound(given, task.reader.sampling_rate, limits)
+    label, probabilities = task.classify(given)
     return f"{label}, {max(probabilities):.3f}"
 
 

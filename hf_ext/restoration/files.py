@@ -56,9 +56,9 @@ def read_image(source: Source, max_megapixels: float = 200.0) -> Picture:
     return read_frames(source, max_megapixels, several=False).pictures[0]
 
 
-def read_8_bits(source: Source, max_megapixels: float = 200.0) -> Image.Image:
+def read_8_bits(source: Source) -> Image.Image:
     """[`read_image`] as a picture of Pillow with 8 bits, which classifiers take."""
-    return pixels_to_image(to_8_bits(read_image(source, max_megapixels).pixels))
+    return pixels_to_image(to_8_bits(read_image(source).pixels))
 
 
 class _Limits(NamedTuple):
