@@ -41,8 +41,7 @@ from hf_ext.tasks.series import read_columns
 from hf_ext.tasks.texts import read_text
 from hf_ext.training.models import adapter_base, load_adapter
 
-from ..distributed import require_device
-from ..errors import DataError
+from ..errors import DataError, UsageError
 
 logger = logging.get_logger(__name__)
 
@@ -193,7 +192,12 @@ def load_head(kind: Any, source: str, device: str | None = None) -> Any:
         raise DataError(f"{told}: give a checkpoint that was fine-tuned for the task.")
     if base is not None:
         model = load_adapter(model, source).merge_and_unload()
-    return model.eval().to(require_device(device))
+    try:
+        if device == "meta":
+            raise RuntimeError("it computes nothing")
+        return model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device {device} cannot be used: {error}") from error
 
 
 def load_reader(kind: Any, source: str) -> Any:
