@@ -11,7 +11,6 @@ from typing import Any
 
 import gradio as gr
 import numpy as np
-import torch
 from diffusers import DiffusionPipeline
 from gradio.context import LocalContext
 from PIL import Image
@@ -21,6 +20,7 @@ from hf_ext import EMRModel, restore_image
 from hf_ext.answers.limits import ClientLeft, Clock, Limits, open_sound, read_sound
 from hf_ext.answers.merged_task import AnsweringTask
 from hf_ext.audio_stream import Listener, Stream
+from hf_ext.distributed import require_device
 from hf_ext.emr.artifact import read_tasks
 from hf_ext.errors import UsageError
 from hf_ext.hub.checkpoints import split_revision
@@ -31,9 +31,9 @@ from hf_ext.restoration.encoding import to_8_bits
 from hf_ext.restoration.restorer import load_model
 from hf_ext.semanir.image_processing_semanir import pixels_to_image
 from hf_ext.tasks.diffusion_grids import default_batch_size, draw_grid, sample_rows
+from hf_ext.tasks.pictures import in_colours
 from hf_ext.training.models import pipeline_index
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TABS = ("restore", "draw", "listen", "merge")
 # What a request may take unless the command says otherwise.
 LIMITS = Limits()
@@ -51,6 +51,8 @@ MOST, SHOWN = 600, 60
 PROBE = 64
 # Of a drawing, as the page calls what a user can clear.
 _INPUTS = ("class or text", "size", "top", "left", "flip", "number of steps", "guidance", "seed")
+# The input of a merge by what its task reads.
+_READ_AS = {"Image": "picture", "Audio": "sound", "Sequence": "text"}
 
 Words = list[tuple[float, str]]
 Pair = tuple[Image.Image, Image.Image]
@@ -109,13 +111,13 @@ def load_drawer(source: str) -> DisentangledDiTPipeline:
     if not isinstance(pipeline, DisentangledDiTPipeline):
         raise ValueError(f"{source} contains a {type(pipeline).__name__}; give a DisentangledDiTPipeline.")
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline.to(DEVICE)
+    return pipeline.to(require_device(None))
 
 
 @functools.lru_cache(maxsize=2)
 def load_merge(source: str) -> tuple[EMRModel, dict[str, AnsweringTask]]:
     """A merge, and what its tasks can be asked."""
-    merged = EMRModel.from_pretrained(source, device=DEVICE)
+    merged = EMRModel.from_pretrained(source, device=require_device(None))
     return merged, {name: AnsweringTask(merged, name) for name in merged.tasks}
 
 
@@ -160,8 +162,7 @@ def count_work(source: str, channels: int) -> float:
 
 def show_colours(pixels: np.ndarray) -> Image.Image:
     """Pixels as a screen shows them: RGB of 8 bits, what is transparent is white."""
-    picture = pixels_to_image(to_8_bits(pixels)).convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
+    return in_colours(pixels_to_image(to_8_bits(pixels)), "RGB")
 
 
 def pair(before: np.ndarray, after: np.ndarray) -> Pair:
@@ -260,8 +261,7 @@ def show_words(words: Words, said: str = "No word is recognised yet.") -> str:
 
 def list_inputs(source: str) -> set[str]:
     """The inputs that a merge takes: of picture, sound and text those that some task reads."""
-    kinds = {"Image": "picture", "Audio": "sound", "Sequence": "text"}
-    return {kinds[task.reads] for task in load_merge(source)[1].values()}
+    return {_READ_AS[task.reads] for task in load_merge(source)[1].values()}
 
 
 def answer(
@@ -270,20 +270,20 @@ def answer(
     """The answer of one task of a merge to the input that it takes."""
     merged, tasks = load_merge(source)
     task = tasks[name]
+    inputs: dict[str, Any] = {"picture": picture, "sound": sound, "text": text}
+    given = require_given(inputs[_READ_AS[task.reads]], _READ_AS[task.reads])
     if task.kind == "restoration":
-        before = limits.read(require_given(picture, "picture")).pixels
+        before = limits.read(given).pixels
         with merged.task(name) as model:
             return pair(before, limits.restore(model, before))
     if task.kind == "generation":
-        prompt = task.encode(require_given(text, "text"), TOKENS)["input_ids"]
+        prompt = task.encode(given, TOKENS)["input_ids"]
         return task.decode(task.generate(prompt, [], TOKENS)[0])
     if task.reads == "Image":
-        label, probabilities = task.classify(limits.read_8_bits(require_given(picture, "picture")))
+        given = limits.read_8_bits(given)
     elif task.reads == "Audio":
-        recording = read_sound(require_given(sound, "sound"), task.reader.sampling_rate, limits)
-        label, probabilities = task.classify(recording)
-    else:
-        label, probabilities = task.classify(require_given(text, "text"))
+        given = read_sound(given, task.reader.sampling_rate, limits)
+    label, probabilities = task.classify(given)
     return f"{label}, {max(probabilities):.3f}"
 
 

@@ -151,12 +151,13 @@ class Ranks:
             self.agree(None)
 
 
-def require_device(device: str) -> str:
-    """The name of a device; a UsageError where nothing can be computed on it."""
+def require_device(device: str | None) -> str:
+    """The name of a device, the GPU or else the CPU if none is given; a UsageError where it computes nothing."""
     import torch
 
     from .errors import UsageError
 
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.zeros(1, device=device).tolist()
     except (RuntimeError, AssertionError) as error:

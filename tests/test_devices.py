@@ -29,7 +29,6 @@ from hf_ext import mrconv as mrconv_room
 from hf_ext import restore_image
 from hf_ext import semanir as semanir_room
 from hf_ext.emr import arithmetic
-from hf_ext.emr import arithmetic as ops
 from hf_ext.pipelines import disentangled_dit as dit_room
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 
@@ -293,7 +292,7 @@ def block(device: str, count: int = 3, n: int = 5000) -> list[Any]:
     tasks = [base + 0.1 * draw(n, seed=index).to(device) for index in range(count)]
     masks = torch.zeros(count, -(-n // 8), dtype=torch.uint8, device=device)
     sums = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in ((count, 10), (4,), (count, count))]
-    return [base, tasks, torch.empty_like(base), masks, ops.Sums(*sums)]
+    return [base, tasks, torch.empty_like(base), masks, arithmetic.Sums(*sums)]
 
 
 @on_devices
@@ -302,10 +301,10 @@ def test_merged_weights_have_the_bits_of_the_cpu(device: str):
     wanted, given = block("cpu"), block(device)
     # Sums of task vectors must be of the same weights.
     given[1] = [task.to(device) for task in wanted[1]]
-    ops.merge_block(*wanted)
+    arithmetic.merge_block(*wanted)
     arithmetic.run_block(*given, 0, "zero")
     outs = [torch.empty_like(wanted[0]), torch.empty_like(given[0])]
-    ops.restore_block(wanted[0], wanted[2], wanted[3][1], 0.7, outs[0])
+    arithmetic.restore_block(wanted[0], wanted[2], wanted[3][1], 0.7, outs[0])
     arithmetic.restore(given[0], given[2], [given[3][1]], [0.7], [outs[1]])
     for found, expected in ((given[2], wanted[2]), (given[3], wanted[3]), (outs[1], outs[0])):
         assert torch.equal(found.cpu(), expected)

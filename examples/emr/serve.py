@@ -35,7 +35,8 @@ from hf_ext.embedded_hub.access import Access
 from hf_ext.embedded_hub.errors import HubError
 from hf_ext.emr import EMRModel
 from hf_ext.hub.disclosure import cut_folders
-from hf_ext.restoration.encoding import Frames, encode_frames
+from hf_ext.restoration.camera import Frames
+from hf_ext.restoration.encoding import encode_frames
 
 # Tokens of a turn; bytes of a body, all of which may be held at once; requests; seconds between looks for a client.
 TURN_TOKENS, MAX_BYTES, MAX_WAITING, POLL = 32, 64 * 2**20, 32, 0.1

@@ -17,7 +17,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import logging
 
 from ..errors import DataError
-from ..mrconv.feature_extraction_mrconv import as_array
+from ..mrconv.feature_extraction_mrconv import as_array, full_scale
 
 logger = logging.get_logger(__name__)
 # Parts of a long recording that are classified at once.
@@ -146,14 +146,11 @@ def _fetch(address: str) -> bytes:
 def _mix(samples: Any) -> np.ndarray:
     """Samples as floats of one channel."""
     values = as_array(samples)
-    if values.dtype in (np.int16, np.int32):
-        values = values / np.float32(-np.iinfo(values.dtype).min)
-    if values.ndim not in (1, 2) or not values.size or values.dtype.kind != "f":
+    known = values.dtype.kind == "f" or values.dtype in (np.int16, np.int32)
+    if values.ndim not in (1, 2) or not values.size or not known:
         told = f"{values.dtype} of shape {values.shape}"
         raise DataError(f"a sound has floats, int16 or int32 of shape (samples,), or with channels, not {told}.")
-    if values.dtype.itemsize not in (4, 8):
-        # soxr resamples float32 and float64 only.
-        values = values.astype(np.float32)
+    values = full_scale(values)
     return values.mean(int(np.argmin(values.shape))) if values.ndim == 2 else values
 
 

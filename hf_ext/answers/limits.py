@@ -26,8 +26,8 @@ from ..data.files import read_recording
 from ..errors import DataError, UsageError
 from ..extras import import_extra
 from ..hub.disclosure import last_name
-from ..restoration.camera import Source
-from ..restoration.encoding import Picture, to_8_bits
+from ..restoration.camera import Picture, Source
+from ..restoration.encoding import to_8_bits
 from ..restoration.files import read_image
 from ..restoration.tiles import bytes_needed, restore_image
 from ..semanir import SemanIRForImageRestoration
@@ -164,13 +164,8 @@ class Limits:
         """The same with 8 bits, as classifiers take it."""
         return pixels_to_image(to_8_bits(self.read(source).pixels))
 
-    def check_sound(self, channels: int, samples: int, rate: int, wanted: int) -> None:
-        """Refuses a sound that would need more memory than allowed, read and brought to the rate `wanted`."""
-        # A header may claim any rate, and a few bytes of FLAC hold minutes of silence.
-        needed = samples * (4 * channels + _SAMPLE * max(1.0, wanted / max(1, rate))) / 1e9
-        self._check_memory(f"a sound of {samples / max(1, rate):.0f} s with {channels} channels", needed)
-
-    def _check_memory(self, what: str, needed: float) -> None:
+    def check_memory(self, what: str, needed: float) -> None:
+        """Refuses what needs more gigabytes than allowed."""
         if needed > self.gigabytes:
             may = f"a request may take {self.gigabytes:g} GB; send less."
             raise TookTooMuch(f"{what} needs about {needed:.3g} GB of memory, and {may}")
@@ -179,7 +174,7 @@ class Limits:
         """[`restore_image`] of what does not need more memory than allowed."""
         height, width = pixels.shape[:2]
         needed = bytes_needed(model, height, width) / 1e9
-        self._check_memory(f"with this model a picture of {width} x {height} pixels", needed)
+        self.check_memory(f"with this model a picture of {width} x {height} pixels", needed)
         return restore_image(model, pixels, tile="auto", **options)
 
 
@@ -227,7 +222,10 @@ def open_sound(path: str, wanted: int, limits: Limits, whole: bool = False) -> I
                 raise DataError("The sound has no samples: record or choose one that has.")
             if not least <= rate <= most:
                 raise DataError(f"{last_name(path)} has {rate} samples a second; give a sound of {least} to {most}.")
-            limits.check_sound(file.channels, file.frames if whole else min(file.frames, rate), rate, wanted)
+            # A header may claim any rate, and a few bytes of FLAC hold minutes of silence.
+            samples = file.frames if whole else min(file.frames, rate)
+            needed = samples * (4 * file.channels + _SAMPLE * max(1.0, wanted / rate)) / 1e9
+            limits.check_memory(f"a sound of {samples / rate:.0f} s with {file.channels} channels", needed)
             yield file
     except soundfile.SoundFileError as error:
         raise DataError(f"{last_name(path)} is not a readable sound file: {error}") from error

@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Machine code of numba's kernels, and threads that share their work. Needs numba."""
 
 import gc

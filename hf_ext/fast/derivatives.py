@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Derivatives that gradients written by hand have not: those of the gradients, and of transforms of `torch.func`."""
 
 from collections.abc import Callable

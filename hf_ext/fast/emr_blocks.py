@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Compiled block kernels of EMR-Merging (arXiv 2405.17461), used by `ops` where numba can be imported.
 
 Plain loops over tiles that stay in the first-level cache with all that is computed from them: all tasks vote, the

@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Sums of a merge, shared by the compiled kernels of EMR-Merging and plain torch."""
 
 from typing import NamedTuple

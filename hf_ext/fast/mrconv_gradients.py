@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """MRConv's convolutions with gradients written by hand: same values as `ops_mrconv`, less time and memory.
 
 Importing this module enters them in `ops_mrconv.FAST`. Shapes are those of `mrconv_branch_sums`. Each gradient is

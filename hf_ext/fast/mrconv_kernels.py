@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Kernels of all branches of an MRConv layer in few calls, their sum with a gradient written by hand, and the merged
 kernel, kept from one forward pass to the next as long as nothing it is made of changes.
 

@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """SemanIR on the CPU (arXiv 2405.20008): exact selection of the keys, and attention that reads only those.
 
 The kernels are compiled by numba at their first call and kept in its cache; each call shares its work among as many

@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Key-semantic attention of SemanIR on the CPU (arXiv 2405.20008), and its gradients, for numba to compile: without
 any tensor of N x N.
 

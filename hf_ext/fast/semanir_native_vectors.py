@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Vectors of 16 numbers for SemanIR's kernels on the CPU, in LLVM's words. Needs numba."""
 
 # The only code of this package that is written for the compiler and not for a reader, and why it is here. Plain loops

@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Operators beside and in place of SemanIR's plain ones, registered when this file is imported.
 
 Two things are registered in the tables of `ops_semanir`. `ATTENTION` gets the fused ways: "native" (kernels for CPUs)

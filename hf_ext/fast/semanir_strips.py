@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """SemanIR on whole images within a budget of memory: the network's parts, each computed on strips of its input.
 
 Shapes: maps [B, channels, height, width] with channels last in memory, tokens [B, height, width, channels].

@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Key-semantic attention of SemanIR (arXiv 2405.20008) as fused Triton kernels, forward and backward.
 
 Equal to the textbook form in Triton's interpreter and compiled for sm_80 and sm_90. The table's gradient is summed by

@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Opening of picture files: by Pillow, HEIC by pillow-heif and RAW by rawpy (LibRaw), where they are installed."""
 
 import io
@@ -107,7 +106,7 @@ def read_heif(source: Source, check: Callable[[int, int], None]) -> Frames:
         check(*file.size)
         # It is decoded here.
         pixels = np.asarray(file)
-    except DataError:
+    except UnreadableError:
         raise
     except DECODER_ERRORS as error:
         raise UnreadableError(f"is broken: {error}") from error

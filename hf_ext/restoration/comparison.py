@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """A page of pictures before and after their restoration, with a slider each."""
 
 import html

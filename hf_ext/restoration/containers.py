@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Content of picture files that Pillow does not report: chunks of PNG, kinds of JPEG and WebP, more than 8 bits."""
 
 import io
@@ -7,7 +6,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image, ImageFile, JpegImagePlugin
@@ -34,21 +33,26 @@ def colour_chunks(image: ImageFile.ImageFile, say: Callable[[str], None]) -> byt
         return b""
     place, found, before_pixels = image.fp.tell(), bytearray(), True
     image.fp.seek(PNG_HEADER)
-    while len(head := image.fp.read(8)) == 8 and head[4:] != b"IEND":
-        length, kind = struct.unpack(">I4s", head)
+    for kind, length in _chunks(image.fp):
         before_pixels = before_pixels and kind != b"IDAT"
         # None of the colours' chunks is longer than the 32 bytes of cHRM.
-        if not (kind in _TEXT_CHUNKS or (kind in _COLOUR_CHUNKS and length <= 32 and before_pixels)):
-            image.fp.seek(length + 4, 1)
-            continue
-        content, checksum = image.fp.read(length), image.fp.read(4)
-        if checksum != zlib.crc32(kind + content).to_bytes(4):
-            # Behind the pixels readers pass over it; before them it would spoil the result.
-            say("a damaged text of the PNG was left out")
-        elif not content.startswith(_OF_THE_FILE):
-            found += head + content + checksum
+        if kind in _TEXT_CHUNKS or (kind in _COLOUR_CHUNKS and length <= 32 and before_pixels):
+            content, checksum = image.fp.read(length), image.fp.read(4)
+            if checksum != zlib.crc32(kind + content).to_bytes(4):
+                # Behind the pixels readers pass over it; before them it would spoil the result.
+                say("a damaged text of the PNG was left out")
+            elif not content.startswith(_OF_THE_FILE):
+                found += length.to_bytes(4) + kind + content + checksum
     image.fp.seek(place)
     return bytes(found)
+
+
+def _chunks(file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
+    """The kind and length of each chunk of a PNG; what is in it may be read, or is passed over."""
+    while len(head := file.read(8)) == 8 and head[4:] != b"IEND":
+        kind, length, begin = head[4:], int.from_bytes(head[:4]), file.tell()
+        yield kind, length
+        file.seek(begin + length + 4)
 
 
 def insert_chunks(png: bytes, chunks: bytes) -> bytes:
@@ -58,23 +62,16 @@ def insert_chunks(png: bytes, chunks: bytes) -> bytes:
 def has_other_light(chunks: bytes) -> bool:
     """Tells colour chunks of anything but sRGB, whose values a file without them has too."""
     # A power of 1 / 2.2 in units of 1 / 100,000, and the primaries and curve of sRGB.
+    file = io.BytesIO(chunks)
     return any(
-        (kind == b"gAMA" and content != (45455).to_bytes(4)) or (kind == b"cICP" and content[:2] != b"\x01\x0d")
-        for kind, content in _read_chunks(chunks)
+        (kind == b"gAMA" and file.read(4) != (45455).to_bytes(4)) or (kind == b"cICP" and file.read(2) != b"\x01\x0d")
+        for kind, _ in _chunks(file)
     )
 
 
 def has_texts(chunks: bytes) -> bool:
     """Tells chunks of a PNG that hold texts."""
-    return any(kind in _TEXT_CHUNKS for kind, _ in _read_chunks(chunks))
-
-
-def _read_chunks(chunks: bytes) -> Iterator[tuple[bytes, bytes]]:
-    place = 0
-    while place < len(chunks):
-        length, kind = struct.unpack(">I4s", chunks[place : place + 8])
-        yield kind, chunks[place + 8 : place + 8 + length]
-        place += length + 12
+    return any(kind in _TEXT_CHUNKS for kind, _ in _chunks(io.BytesIO(chunks)))
 
 
 def jpeg_subsampling(image: ImageFile.ImageFile) -> int:

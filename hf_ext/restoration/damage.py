@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Estimates of the noise and the JPEG quality of a picture, and the strength of a restoration that they call for."""
 
 from typing import NamedTuple

@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """The bytes of picture files, by Pillow; those of 16 bits, of which it drops eight, by numpngw and tifffile."""
 
 import io
@@ -19,9 +18,7 @@ from transformers.utils import logging
 from hf_ext.semanir.image_processing_semanir import pixels_to_image
 
 from ..errors import UsageError
-from .camera import DECODER_ERRORS, XMP
-from .camera import Frames as Frames
-from .camera import Picture as Picture
+from .camera import DECODER_ERRORS, XMP, Frames, Picture
 from .containers import has_other_light, has_texts, insert_chunks
 
 logger = logging.get_logger(__name__)

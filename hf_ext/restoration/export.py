@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hf_ext.errors import UsageError
 from hf_ext.extras import check_installed
@@ -76,16 +76,15 @@ def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str])
     check_places([path])
     config = model.config
     minimum = config.multiple_of + 1
-    network = _prepare(model)
     # Two pictures of sizes that are neither whole windows nor equal: what is equal in the example is taken for equal.
     example = torch.zeros(2, config.num_channels, 3 * minimum, 4 * minimum + 1)
     with torch.no_grad(), _quiet(), _whole_keys():
         program = torch.onnx.export(
-            network,
+            _prepare(model),
             (example,),
             input_names=["pixel_values"],
             output_names=["reconstruction"],
-            dynamic_shapes=({0: "batch_size", 2: "height", 3: "width"},),
+            dynamic_shapes={"pixel_values": {0: "batch_size", 2: "height", 3: "width"}},
             dynamo=True,
             verbose=False,
             optimize=False,
@@ -131,21 +130,11 @@ def compare_onnx(content: bytes, model: SemanIRForImageRestoration) -> float:
     return largest
 
 
-class _Network(nn.Module):
-    def __init__(self, model: SemanIRForImageRestoration):
-        super().__init__()
-        self.model = model
-
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        restored: Tensor = self.model(pixel_values=pixel_values).reconstruction
-        return restored
-
-
 def _in_float32(model: SemanIRForImageRestoration) -> SemanIRForImageRestoration:
     return cast(SemanIRForImageRestoration, cast(nn.Module, copy.deepcopy(model)).cpu().float().eval())
 
 
-def _prepare(model: SemanIRForImageRestoration) -> _Network:
+def _prepare(model: SemanIRForImageRestoration) -> SemanIRForImageRestoration:
     """A copy in float32, in the plain steps, with all that is the same for each picture computed."""
     model = _in_float32(model)
     model.set_attn_implementation("eager")
@@ -156,7 +145,7 @@ def _prepare(model: SemanIRForImageRestoration) -> _Network:
                 table = layer.position_bias(torch.zeros(1)).contiguous()
                 del layer.position_bias
                 vars(layer)["position_bias"] = lambda windows, table=table: table
-    return cast(_Network, _Network(model).eval())
+    return model
 
 
 # A dictionary has its keys as bits, which an image of megapixels needs and a graph does not: each selection would pack

@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Pictures in files, read with a bound before anything is decoded, with their metadata."""
 
 import io
@@ -57,15 +56,14 @@ def read_image(source: Source, max_megapixels: float = 200.0) -> Picture:
     return read_frames(source, max_megapixels, several=False).pictures[0]
 
 
-def read_8_bits(source: Source, max_megapixels: float = 200.0) -> Image.Image:
+def read_8_bits(source: Source) -> Image.Image:
     """[`read_image`] as a picture of Pillow with 8 bits, which classifiers take."""
-    return pixels_to_image(to_8_bits(read_image(source, max_megapixels).pixels))
+    return pixels_to_image(to_8_bits(read_image(source).pixels))
 
 
 class _Limits(NamedTuple):
-    """Bounds that are tested before anything is decoded: the name in messages, the megapixels, one picture or more."""
+    """Bounds that are tested before anything is decoded: the megapixels, and one picture or more."""
 
-    name: str
     megapixels: float
     several: bool
 
@@ -73,42 +71,39 @@ class _Limits(NamedTuple):
         """Refuses a picture, the frames of an animation, or so many pixels of pages together."""
         if width * (height or 1) * count > self.megapixels * 1e6:
             size = f"{width} pixels on its pages" if height is None else f"{width} x {height} pixels"
-            raise DataError(self.too_large(f"{count} frames of {size}" if count > 1 else size))
+            raise UnreadableError(self.too_large(f"{count} frames of {size}" if count > 1 else size))
 
     def check_count(self, count: int) -> None:
         if count > 1 and not self.several:
-            raise DataError(f"{self.name} has {count} frames or pages; save each as its own file.")
+            raise UnreadableError(f"has {count} frames or pages; save each as its own file.")
 
     def too_large(self, size: str) -> str:
-        return f"{self.name} has {size}; the limit is {self.megapixels:g} megapixels. Raise max-megapixels for it."
+        return f"has {size}; the limit is {self.megapixels:g} megapixels. Raise max-megapixels for it."
 
 
 def read_frames(source: Source, max_megapixels: float = 200.0, *, several: bool = True) -> Frames:
     """Read all frames of an animation or pages of a document; without `several` more than one is refused."""
     if not (isinstance(max_megapixels, Real) and 0 < max_megapixels < float("inf")):
         raise UsageError(f"`max_megapixels` is {max_megapixels!r}; give a number above 0, such as 200.")
-    name = "the picture" if isinstance(source, bytes) else str(source)
-    limits = _Limits(name, max_megapixels, several)
+    limits = _Limits(max_megapixels, several)
     try:
         return _read_any(source, limits)
-    except UnreadableError as error:
-        # The reader of this kind of file does not know its name.
-        raise type(error)(f"{name} {error}") from error
-    except Image.DecompressionBombError as error:
-        raise DataError(limits.too_large("more than twice as many pixels")) from error
-    except UnidentifiedImageError as error:
-        size = len(source) if isinstance(source, bytes) else os.path.getsize(source)
-        what = f"is not a picture that Pillow can read ({size} bytes)" if size else "is empty"
-        raise DataError(f"{name} {what}.") from error
-    except DataError:
-        raise
-    except OSError as error:
-        # The system's own errors have a number; those of decoders have none.
-        if error.errno is not None:
-            raise
-        raise DataError(f"{name} is damaged or incomplete: {error}") from error
     except DECODER_ERRORS as error:
-        raise DataError(f"{name} is broken: {error}") from error
+        # The system's own errors have a number; those of decoders have none.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        kind, fault = DataError, f"is broken: {error}"
+        if isinstance(error, UnreadableError):
+            kind, fault = type(error), str(error)
+        elif isinstance(error, Image.DecompressionBombError):
+            fault = limits.too_large("more than twice as many pixels")
+        elif isinstance(error, UnidentifiedImageError):
+            size = len(source) if isinstance(source, bytes) else os.path.getsize(source)
+            fault = f"is not a picture that Pillow can read ({size} bytes)." if size else "is empty."
+        elif isinstance(error, OSError):
+            fault = f"is damaged or incomplete: {error}"
+        # The reader of this kind of file does not know its name.
+        raise kind(f"{'the picture' if isinstance(source, bytes) else source} {fault}") from error
 
 
 def require_unturned(source: Source) -> None:

@@ -20,7 +20,7 @@ def load_model(
     source: str, task: str | None = None, device: str | None = None, dtype: torch.dtype | str | None = None
 ) -> SemanIRForImageRestoration:
     """The model of a folder or org/name[@revision], an adapter with its base, or one task of a merge."""
-    place = require_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = require_device(device)
     with task_checkpoint(source, task) as checkpoint:
         base = None
         if not os.path.isdir(checkpoint) or os.path.exists(os.path.join(checkpoint, "adapter_config.json")):

@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Restores many picture files; a failure does not stop the others."""
 
 import sys
@@ -10,8 +9,9 @@ from hf_ext.distributed import Ranks
 from hf_ext.files import whole_file
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
+from .camera import Frames, Picture
 from .damage import choose_strength, estimate_damage
-from .encoding import DEFAULT, Encoding, Frames, Picture, encode_frames, require_place
+from .encoding import DEFAULT, Encoding, encode_frames, require_place
 from .files import read_frames, require_unturned
 from .jobs import FORMATS, Job
 from .records import Records
@@ -71,7 +71,7 @@ def restore_files(
             # Of many frames it is said once.
             texts = list(dict.fromkeys(texts))
             _write(job, frames._replace(pictures=restored), encoding, records, texts.append)
-            done = sum(map(_megapixels, frames.pictures))
+            done = sum(picture.pixels[..., 0].size for picture in frames.pictures) / 1e6
         except (ValueError, OSError, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not lacks_memory(error):
                 raise
@@ -95,10 +95,6 @@ def restore_files(
 
 def _count_from(before: float, share: float, progress: Callable[[float], None]) -> Callable[[int, int], None]:
     return lambda pixels, total: progress(before + share * pixels / total)
-
-
-def _megapixels(picture: Picture) -> float:
-    return picture.pixels.shape[0] * picture.pixels.shape[1] / 1e6
 
 
 def _write(job: Job, frames: Frames, encoding: Encoding, records: Records | None, say: Callable[[str], None]) -> None:

@@ -1,4 +1,3 @@
-# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Restore one image of any size and kind with a SemanIR model: whole or in tiles, eight times over, in any precision.
 
 Images have the shape [height, width, channels], floats in [0, 1]. Image and result stay on the CPU; what the model

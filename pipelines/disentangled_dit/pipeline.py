@@ -204,19 +204,19 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """
         if prompt_embeds is None and prompt is not None:
             prompt_embeds = self._encode_texts(prompt, device, max_sequence_length)
-        given: Any = prompt_embeds  # not None below
-        if given is not None and negative_prompt_embeds is None and do_classifier_free_guidance:
+        if prompt_embeds is None:
+            return None, negative_prompt_embeds
+        if negative_prompt_embeds is None and do_classifier_free_guidance:
             negative = "" if negative_prompt is None else negative_prompt
-            negative_prompt_embeds = self._encode_texts(negative, device, given.shape[1])
-        if given is not None and negative_prompt_embeds is not None:
+            negative_prompt_embeds = self._encode_texts(negative, device, prompt_embeds.shape[1])
+        if negative_prompt_embeds is not None:
             if len(negative_prompt_embeds) == 1:
-                negative_prompt_embeds = negative_prompt_embeds.expand(len(given), -1, -1)
-            if negative_prompt_embeds.shape != given.shape:
-                shapes = f"{tuple(negative_prompt_embeds.shape)} and the text {tuple(given.shape)}"
+                negative_prompt_embeds = negative_prompt_embeds.expand(len(prompt_embeds), -1, -1)
+            if negative_prompt_embeds.shape != prompt_embeds.shape:
+                shapes = f"{tuple(negative_prompt_embeds.shape)} and the text {tuple(prompt_embeds.shape)}"
                 raise ValueError(f"The negative text has the shape {shapes}; give equal ones, or one negative text.")
             negative_prompt_embeds = negative_prompt_embeds.repeat_interleave(num_images_per_prompt, dim=0)
-        prompt_embeds = None if given is None else given.repeat_interleave(num_images_per_prompt, dim=0)
-        return prompt_embeds, negative_prompt_embeds
+        return prompt_embeds.repeat_interleave(num_images_per_prompt, dim=0), negative_prompt_embeds
 
     def _encode_texts(self, texts: str | list[str] | None, device: Any, length: int | None) -> Tensor:
         """Padded tokens [texts, length, width]."""

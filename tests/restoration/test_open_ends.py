@@ -24,21 +24,6 @@ from tests.kit.refusals import refused
 from tests.kit.restorers import tiny_restorer
 
 
-@pytest.mark.parametrize(
-    ("out", "words", "named"),
-    [
-        ("-", ["--name", "{stem}_x"], "--name"),
-        ("-", ["--compare", "--name", "{stem}_x"], "--compare"),
-        ("one.png", ["--name", "{stem}_x"], "--name"),
-        ("one.png", ["--format", "png", "--compare"], "--format"),
-    ],
-)
-def test_an_option_without_effect_is_refused(tmp_path, out, words, named):
-    (tmp_path / "a.png").touch()
-    told = run("restore", "nowhere", tmp_path / "a.png", "--out", out, *words, code=2).stderr
-    assert named in told and "leave out" in told or "needs a folder" in told
-
-
 @pytest.mark.parametrize("ending", ["png", "tif"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_bits_that_pillow_drops_are_told_once_where_they_are_lost(tmp_path, caplog, ending, dtype):

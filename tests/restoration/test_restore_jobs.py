@@ -213,7 +213,10 @@ NONSENSE = [
     # A name for two pictures; its own input; a format that is read alone; a second name; somebody's text.
     (". --out one.png", "one.png/"),
     *((f"a.png --out {name}", "") for name in ("a.png", "one.heic", "text.txt", "more/b.png/")),
-    *((f"a.png --out one.png {second}", "") for second in ("--name {stem}_b", "--format jpg")),
+    ("a.png --out one.png --name {stem}_b", "leave out --name"),
+    *((f"a.png --out one.png --format {kind} --compare", "leave out --format") for kind in ("jpg", "png")),
+    ("a.png --out - --name {stem}_b", "--name needs a folder"),
+    ("a.png --out - --compare --name {stem}_b", "--compare needs a folder"),
     *((f". --out new --name {name}", name) for name in NAMES),
     *((f". --out new --background {colour}", "background") for colour in COLOURS),
     *((f". --out new --max-megapixels {most}", "max-megapixels") for most in ("nan", "0")),
