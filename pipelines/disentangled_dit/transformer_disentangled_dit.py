@@ -206,7 +206,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     # No network has MOST weights or positions; a block counts as LEAST, since each costs a millisecond to build.
     _REAL: Any = Real
     MOST, LEAST = 10**10, 10**7
-    _EARLIER = {"num_class_tokens": 1, "conditioning": "attention", "num_decoder_layers": 0}
     # Features of a scalar; grids whose positions are kept.
     SINUSOIDS = 256
     GRIDS = 32
@@ -258,14 +257,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         self._make_embedders(self.inner_dim)
         self._make_blocks(self.inner_dim)
         self._initialize()
-
-    @classmethod
-    def extract_init_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Reads configurations of the first release, whose options `_EARLIER` have one value now."""
-        earlier, kept = cls._EARLIER, {name: x for name, x in config_dict.items() if name not in cls._EARLIER}
-        if changed := {name: config_dict[name] for name, x in earlier.items() if config_dict.get(name, x) != x}:
-            raise ValueError(f"{cls.__name__}: {changed} is of an earlier version; {earlier} is what there is now.")
-        return super().extract_init_dict(kept, **kwargs)
 
     def _make_embedders(self, dim: int) -> None:
         config = self.config

@@ -236,23 +236,6 @@ def test_positions_of_a_grid_are_computed_once(monkeypatch):
     assert not any("other_positions" in name for name in model.state_dict())
 
 
-def test_a_configuration_of_the_first_release_is_read_as_it_was_and_its_other_values_are_refused(tmp_path, caplog):
-    model = make_transformer()
-    model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    earlier = {"num_class_tokens": 1, "conditioning": "attention", "num_decoder_layers": 0}
-    assert not earlier.keys() & config.keys()
-    (tmp_path / "config.json").write_text(json.dumps(config | earlier))
-    loaded = DisentangledDiTTransformer2DModel.from_pretrained(tmp_path)
-    with torch.no_grad():
-        assert torch.equal(loaded(**make_inputs(model)).sample, model(**make_inputs(model)).sample)
-    assert not earlier.keys() & loaded.config.keys() and not caplog.records
-    for name, value in (("num_class_tokens", 2), ("conditioning", "adaln"), ("num_decoder_layers", 1)):
-        (tmp_path / "config.json").write_text(json.dumps(config | {name: value}))
-        with pytest.raises(ValueError, match=name):
-            DisentangledDiTTransformer2DModel.from_pretrained(tmp_path)
-
-
 def test_the_weight_is_one_at_the_clean_end_and_zero_in_pure_noise():
     """t = 0 is the END of sampling: the weight rises while an image is made, later with a larger exponent."""
     weigh = make_transformer(num_train_timesteps=500).control_weight
