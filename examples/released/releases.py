@@ -91,8 +91,6 @@ RELEASES = {
             )
         },
         shown=("psnr_jpeg_10", "psnr_jpeg_20", "psnr_jpeg_40"),
-        # The run alone gains 0.01 to 0.03 dB more, and misses two gates: text (37.9 dB), clipped blacks (3.3 levels).
-        share=0.65,
     ),
     "super-resolution-x2": Release(
         "doubles the height and width of photographs, whatever filter shrank them, also from JPEG of quality 75",

@@ -26,8 +26,7 @@ RUNS: dict[str, str | None] = {
     "cifar10-16": None,
     # A step is the network of two stages, here 36,000 steps in 1.1 core-hours, of denoise-gray 30,000 in 0.9.
     "denoise-color": "denoise-color-first",
-    # A step is 7,000 steps of 8 patches that began with denoise-color, 0.66 core-hours.
-    "jpeg-color": "jpeg-color-first",
+    "jpeg-color": "denoise-color",
     "denoise-gray": "denoise-gray-first",
     # A step is 13,000 steps on other filters and JPEG; super-resolution-x2-first, its start, knew bicubic alone.
     "super-resolution-x2": "super-resolution-x2-second",
