@@ -1,10 +1,11 @@
-"""Examples without a class, and places that cannot be written, told before the work."""
+"""Examples without a class, places that cannot be written, and models of other tasks, told before the work."""
 
 import json
 from pathlib import Path
 
 import datasets
 import numpy as np
+import peft
 import pytest
 import torch
 import yaml
@@ -17,8 +18,12 @@ from hf_ext.tasks.diffusion_noise import make_scheduler
 from hf_ext.tasks.diffusion_transfer import Checkpoint, Transfer, is_part_of, transfer
 from hf_ext.tasks.picture_scores import score
 from hf_ext.tasks.precompute import precompute
+from hf_ext.tasks.sequences import MRConvTask
+from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask, SeriesRegressionTask
+from hf_ext.tasks.texts import LanguageModelTask, MaskedLanguageModelTask, RetrievalTask, TextTask
 from hf_ext.training import evaluate_checkpoint
 from hf_ext.training.arguments import build
+from hf_ext.training.models import STARTED_ANEW, load_trained
 from tests.kit.refusals import refused
 
 from .diffusion_testing import MODEL, rows_of, settings
@@ -116,3 +121,54 @@ def test_another_shape_of_equal_area_keeps_the_schedule():
     for size, is_kept in (((16, 64), True), ((32, 64), False)):
         found, after, _ = transfer(checkpoint, size, Transfer(), Crops())
         assert found["sample_size"] == list(size) and (after is scheduler) == is_kept
+
+
+SIZES = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
+NAMED: dict = {"columns": ["x", "y"], "target_columns": ["a", "b"], "num_labels": 2, "label_names": ["no", "yes"]}
+
+
+def made(kind: type[MRConvTask], **given: object) -> MRConvTask:
+    known = {name: value for name, value in {**NAMED, **given}.items() if name in kind.__dataclass_fields__}
+    return kind(max_length=16, **known)
+
+
+# What was trained, what scores it, the adapter on it, and what a refusal names.
+SCORED = [
+    *((kind, kind, {}, None, None) for kind in (TextTask, LanguageModelTask, MaskedLanguageModelTask, RetrievalTask)),
+    *((kind, kind, {}, None, None) for kind in (PositionsTask, SeriesClassificationTask, SeriesRegressionTask)),
+    (TextTask, TextTask, {"num_labels": 3, "label_names": []}, None, "classifier.weight"),
+    (LanguageModelTask, TextTask, {}, None, "classifier.weight"),
+    (TextTask, LanguageModelTask, {}, None, "another kind"),
+    (TextTask, RetrievalTask, {}, None, "comparison.weight"),
+    (PositionsTask, SeriesClassificationTask, {}, None, "another kind"),
+    (SeriesRegressionTask, SeriesClassificationTask, {}, None, "another kind"),
+    (SeriesClassificationTask, SeriesRegressionTask, {}, None, "another kind"),
+    (SeriesRegressionTask, SeriesRegressionTask, {"target_columns": ["a"]}, None, "classifier.weight"),
+    (SeriesRegressionTask, SeriesRegressionTask, {"target_columns": ["b", "a"]}, None, "target_columns"),
+    (SeriesRegressionTask, SeriesRegressionTask, {"target_columns": ["c", "d"]}, None, None),
+    (SeriesRegressionTask, SeriesRegressionTask, {"columns": ["y", "x"]}, None, "task.columns"),
+    (PositionsTask, PositionsTask, {"columns": ["x", "z"]}, None, None),
+    (TextTask, TextTask, {}, {}, None),
+    (LanguageModelTask, LanguageModelTask, {}, {}, None),
+    (LanguageModelTask, TextTask, {}, {"modules_to_save": ["classifier"]}, None),
+    (LanguageModelTask, TextTask, {}, {}, "classifier.weight"),
+    (SeriesRegressionTask, SeriesRegressionTask, {"columns": ["y", "x"]}, {}, "task.columns"),
+]
+
+
+@pytest.mark.parametrize(("trained", "scores", "given", "adapter", "told"), SCORED)
+def test_a_model_is_scored_as_what_it_was_trained_for(tmp_path, trained, scores, given, adapter, told):
+    base, place, task = made(trained), tmp_path / "base", made(scores, **given)
+    model = base.build_model({**SIZES, "bidirectional": trained is MaskedLanguageModelTask}, None)
+    base.save_model(model, model.state_dict(), place)
+    if adapter is not None:
+        model = made(scores).build_model({}, str(place))
+        model.name_or_path, place = str(place), tmp_path / "adapter"
+        config = peft.LoraConfig(target_modules="all-linear", **adapter)
+        peft.get_peft_model(model, config).save_pretrained(place)
+    if told is None:
+        assert adapter or not getattr(load_trained(task, str(place)), STARTED_ANEW)
+        load_trained(task, str(place))
+    else:
+        with refused(DataError, told):
+            load_trained(task, str(place))
