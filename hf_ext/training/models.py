@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import peft
 import torch
+from accelerate.utils import convert_outputs_to_fp32
 from huggingface_hub import file_exists, hf_hub_download
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -285,6 +286,13 @@ def _is_other_head(model: torch.nn.Module, stored: Any) -> bool:
     if "For" in name and name not in {kind.__name__ for kind in type(model).__mro__}:
         return True
     return "regression" in {stored.problem_type, config.problem_type} and stored.problem_type != config.problem_type
+
+
+def compute_in(precision: str, model: torch.nn.Module) -> None:
+    """Has a model compute under autocast, as accelerate has that of a training with `mixed_precision`."""
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    autocast: Any = torch.autocast(next(model.parameters()).device.type, kind)
+    model.forward = convert_outputs_to_fp32(autocast(model.forward))  # type: ignore[method-assign]
 
 
 def enable_activation_checkpointing(model: torch.nn.Module) -> None:
