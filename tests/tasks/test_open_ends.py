@@ -190,7 +190,7 @@ def test_answers_that_are_not_numbers_have_no_score(kind, example, caplog):
     task = made(kind)
     model = task.build_model({**SIZES, "bidirectional": kind is MaskedLanguageModelTask}, None)
     found = evaluate(task, model, datasets.Dataset.from_list([example] * 2))
-    assert not caplog.records and all(map(np.isfinite, found.values()))
+    assert "NaN" not in caplog.text and all(map(np.isfinite, found.values()))
     torch.nn.init.constant_([*model.parameters()][-1], float("nan"))
     found = evaluate(task, model, datasets.Dataset.from_list([example] * 2))
     told = {name for name, value in found.items() if np.isnan(value)}
