@@ -139,7 +139,7 @@ def write_results(
     precision: str = "no",
 ) -> dict[str, Any]:
     """Writes `eval.json`: finite metrics, protocol, data and, where given, the number of examples of each set."""
-    results = [
+    results: list[dict[str, Any]] = [
         {
             "metric": metric,
             "name": words,
