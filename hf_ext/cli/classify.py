@@ -12,7 +12,7 @@ from hf_ext.terminal import count_of
 from . import register_models
 from .errors import Failed, Unusable, loading
 from .options import AT_LEAST_1, DEVICE, JSON, MODEL, TASK, shown, split_names
-from .output import print_json, print_table, say
+from .output import decimals, print_json, print_table, say
 
 SHARE = click.FloatRange(0, 1, min_open=True)
 # Columns of the table for each kind of answer.
@@ -82,7 +82,7 @@ def classify(source: str, inputs: tuple[str, ...], task: str | None, device: str
     elif found:
         header = _HEADERS[classifier.answer]
         rows = [
-            (item["input"], *(f"{value:.4f}" if isinstance(value, float) else str(value) for value in row.values()))
+            (item["input"], *(decimals(value) if isinstance(value, float) else str(value) for value in row.values()))
             for item in found
             for row in item[classifier.answer]
         ]

@@ -17,7 +17,7 @@ import click
 from hf_ext.terminal import count_of
 
 from .options import JSON, find_released
-from .output import find_terminal, print_json, print_rows, result_row
+from .output import decimals, find_terminal, print_json, print_rows, result_row
 
 # Small files beside the weights, fetched from a Hub together.
 DESCRIPTIONS = ["config.json", "model_index.json", "adapter_config.json", "eval.json", "emr.json", "README.md"]
@@ -150,7 +150,7 @@ def merge_rows(merge: dict[str, Any]) -> list[tuple[str, str]]:
     how = f"{merge['method'] or 'not stated'}, rescale {merge['rescale']}"
     rows = [("merged by", how), ("base", place(merge["base"]))]
     for name, task in merge["tasks"].items():
-        scale = "by tensor" if task["scale"] is None else f"{task['scale']:.4f}"
+        scale = "by tensor" if task["scale"] is None else decimals(task["scale"])
         kept = "kept" if merge["deltas"] else "mask density"
         rows.append((f"task {name}", f"λ {scale}, {kept} {task['density']:.4f}, from {place(task)}"))
     return rows

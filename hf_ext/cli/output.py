@@ -118,10 +118,15 @@ def find_terminal(to_stderr: bool = False) -> Any:
     return Console(file=getattr(stream, "within", stream), highlight=False, markup=False, emoji=False)
 
 
+def decimals(value: float) -> str:
+    """A number with four decimals, or four digits where fewer than three of them would show."""
+    return f"{value:.4f}" if value == 0 or not abs(value) < 0.01 else f"{value:.4g}"
+
+
 def result_row(result: dict[str, Any]) -> tuple[str, str]:
     """One result of an eval.json as a row: metric, then value and data set."""
     where = ", ".join(filter(None, (result["dataset"], result.get("split"))))
     # A model that somebody published may say anything.
     count = result.get("examples")
     told = f", {count_of(count, 'example')}" if isinstance(count, int) else ""
-    return result.get("name") or result["metric"], f"{result['value']:.4f} on {where}{told}"
+    return result.get("name") or result["metric"], f"{decimals(result['value'])} on {where}{told}"

@@ -74,7 +74,7 @@ def save_statistics(
 ) -> dict[str, Any]:
     """[`write_statistics`] of a task with its training data: examples are drawn once, of a stream the first ones."""
     from ..training.classes import match_classes
-    from ..training.models import adapter_base, build_model, pin_revision
+    from ..training.models import adapter_base, load_trained, pin_revision
 
     examples = whole_number("examples", examples)
     require_new(out)
@@ -82,7 +82,7 @@ def save_statistics(
     pinned = pin_revision(source)
     if adapter_base(pinned) is not None:
         raise ValueError(f"{source} is an adapter; statistics are of full weights: merge it into its base first.")
-    model = build_model(task, {}, pinned, "evaluate").to(Ranks().own_device())
+    model = load_trained(task, pinned).to(Ranks().own_device())
     data = match_classes(data, task, "the data to measure with")
     if hasattr(data, "__len__"):
         data = data.select(np.random.default_rng(0).permutation(len(data))[:examples])
@@ -222,6 +222,8 @@ def learn_weights(
     and these; a step takes `batch_size` of each in every process of `accelerate launch`. `show` is called with the
     number of a step and its entropy.
     """
+    from ..training.models import load_trained
+
     steps, batch_size = whole_number("steps", steps), whole_number("batch_size", batch_size)
     config = load_config(config)
     # with other methods these may be given too
@@ -235,7 +237,7 @@ def learn_weights(
             raise UsageError(f"the data of {name!r} is empty or a stream, from which no examples can be drawn.")
     accelerator = Accelerator()
     with make_plan(config) as plan:
-        models = [parts[name][0].build_model({}, source) for name, source in config.tasks.items()]
+        models = [load_trained(parts[name][0], source) for name, source in config.tasks.items()]
         merge = WeightedMerge(resolve_plan(plan), models, accelerator.device)
     batches = [draw_batches(*parts[name], batch_size, accelerator.process_index) for name in config.tasks]
     model, optimizer = accelerator.prepare(merge, torch.optim.Adam(merge.parameters(), lr=learning_rate))

@@ -1,5 +1,6 @@
 """Checks of settings and of examples that the tasks share."""
 
+import math
 from typing import Any
 
 from ..errors import MissingColumn
@@ -13,6 +14,11 @@ def require(settings: object, *rules: tuple[str, bool, str]) -> None:
     for name, is_right, allowed in rules:
         if not is_right:
             raise ValueError(f"{name} must be {allowed}; got {getattr(settings, name)!r}.")
+
+
+def all_or_none(scores: dict[str, float]) -> dict[str, float]:
+    """The scores of a data set, or NaN for each if one is: logits that are NaN would count as the class 0."""
+    return dict.fromkeys(scores, math.nan) if any(map(math.isnan, scores.values())) else scores
 
 
 def column(example: dict[str, Any], name: str, option: str, advice: str = "") -> Any:

@@ -33,7 +33,7 @@ from hf_ext.training.models import initialize_from, read_model_section, refuse_a
 from hf_ext.training.task import Task
 
 from ..errors import DataError
-from .checks import Scores, column, require
+from .checks import Scores, all_or_none, column, require
 
 Batch = dict[str, torch.Tensor]
 
@@ -287,7 +287,8 @@ class ClassificationTask(MRConvTask):
         predictions, labels = (np.array([int(row[name]) for row in rows]) for name in ("prediction", "label"))
         self.confusion = np.zeros((self.num_labels, self.num_labels), dtype=np.int64)
         np.add.at(self.confusion, (labels, predictions), 1)
-        return {"accuracy": float(np.mean(predictions == labels)), "loss": super().summarize(rows)["loss"]}
+        accuracy = float(np.mean(predictions == labels))
+        return all_or_none({"accuracy": accuracy, "loss": super().summarize(rows)["loss"]})
 
     def sample_picture(self, model: nn.Module, examples: list[dict[str, Any]]) -> Image.Image | None:
         return None if self.confusion is None else draw_confusion(self.confusion, self.label_names)

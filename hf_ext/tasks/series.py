@@ -19,7 +19,7 @@ from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification
 from hf_ext.mrconv.modeling_positions_mrconv import MRConvForTokenClassification
 
 from ..errors import DataError
-from .checks import Scores, column, require
+from .checks import Scores, all_or_none, column, require
 from .sequences import Batch, ClassificationTask, MRConvTask, make_rows, number_names, predict, sum_losses
 
 # Examples that means and spreads are measured on, evenly spread over the data; of a stream the first.
@@ -260,12 +260,13 @@ class PositionsTask(SeriesTask, ClassificationTask):
         # A class that neither occurs nor is said has no F1.
         used = table.sum(0) + table.sum(1)
         scores = 2 * hits[used > 0] / used[used > 0]
-        return {
+        found = {
             "macro_f1": float(scores.mean()) if len(scores) else 0.0,
             "accuracy": float(hits.sum() / count),
             "accuracy_of_largest": float(table.sum(1).max() / count),
             "loss": float(sum(row["nats"] for row in rows) / count),
         }
+        return all_or_none(found)
 
 
 def read_columns(example: dict[str, Any], names: list[str], option: str = "task.columns") -> np.ndarray:

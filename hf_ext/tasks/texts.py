@@ -16,7 +16,7 @@ from hf_ext.mrconv.modeling_mrconv import MRConvForRetrieval
 from hf_ext.mrconv.modeling_positions_mrconv import MRConvForCausalLM, MRConvForMaskedLM
 
 from ..errors import DataError
-from .checks import Scores, column, require
+from .checks import Scores, all_or_none, column, require
 from .sequences import Batch, ClassificationTask, MRConvTask, join_samples, make_rows, predict, sum_losses
 
 PAD, UNKNOWN, EOS, MASK = "<pad>", "<unk>", "<eos>", "<mask>"
@@ -277,11 +277,12 @@ class MaskedLanguageModelTask(LanguageModelTask):
         counts = [sum(row[str(byte)] for row in rows) for byte in range(len(self.tokenizer))]
         total = max(1.0, sum(counts))
         nats, hits = (sum(row[name] for row in rows) for name in ("nats", "hits"))
-        return {
+        found = {
             "accuracy": float(hits / total),
             "perplexity": float(np.exp(nats / total)),
             "accuracy_of_largest": float(max(counts) / total),
         }
+        return all_or_none(found)
 
 
 def pack_texts(batch: Batch) -> Batch:

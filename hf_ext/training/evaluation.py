@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import json
+import logging
+import math
 import platform
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +26,8 @@ from .arguments import DataSource, TrainingArguments, map_paths
 from .loader_processes import read_batches
 from .state import Progress
 from .task import Task
+
+logger = logging.getLogger(__name__)
 
 
 def evaluate(
@@ -79,7 +83,15 @@ def evaluate(
                 after_batch()
     model.train(was_training)
     gathered = {index: row for part in ranks.gather(scores) for index, row in part.items()}
+    unsure = [index for index, row in sorted(gathered.items()) if any(map(is_nan, row.values()))]
+    if unsure and ranks.index == 0:
+        told = "scores of %d of %d examples are NaN, such as those of the examples %s (counted from 0)"
+        logger.warning(told, len(unsure), len(gathered), ", ".join(map(str, unsure[:4])))
     return _read_metrics(task, task.summarize([gathered[index] for index in sorted(gathered)]))
+
+
+def is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _read_metrics(task: Task, found: Any) -> dict[str, float]:
@@ -124,9 +136,10 @@ def write_results(
     sources: dict[str, DataSource],
     revision: str | None = None,
     counts: dict[str, int] | None = None,
+    precision: str = "no",
 ) -> dict[str, Any]:
-    """Writes `eval.json`: metrics, protocol, data and, where given, the number of examples of each set."""
-    results = [
+    """Writes `eval.json`: finite metrics, protocol, data and, where given, the number of examples of each set."""
+    results: list[dict[str, Any]] = [
         {
             "metric": metric,
             "name": words,
@@ -135,7 +148,7 @@ def write_results(
             "split": source.split,
             **({"examples": counts[name]} if counts else {}),
             "task": task.pipeline_tag,
-            "arguments": _describe(task),
+            "arguments": _describe(task) | ({} if precision == "no" else {"mixed_precision": precision}),
         }
         for name, source in sources.items()
         for metric, words in task.metric_names.items()
@@ -143,7 +156,10 @@ def write_results(
     ]
     content = {"results": results, "revision": revision}
     if path is not None:
-        write_json(path, content)
+        # JSON has no other numbers, and a card shows none.
+        if lost := [f"{each['metric']} ({each['value']})" for each in results if not math.isfinite(each["value"])]:
+            logger.warning("%s leaves out %s, which JSON does not have", path.name, ", ".join(lost))
+        write_json(path, {**content, "results": [each for each in results if math.isfinite(each["value"])]})
     return content
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..distributed import Ranks
-from ..errors import DONE, classify
+from ..errors import DONE, DataError, classify
 from ..files import check_places
 from ..system import import_undisturbed
 from ..terminal import guarded_streams, is_verbose
 
 # The libraries and the loop are imported where they are needed, which is after everything was read and checked.
-from .arguments import TrainingArguments
+from .arguments import TrainingArguments, apply_overrides
 from .launcher import honour_launcher
 from .methods import build_task, describe_fields, read_arguments
 
@@ -37,7 +37,8 @@ def evaluate_checkpoint(
 ) -> dict[str, Any]:
     """
     Evaluates a published or local model, or a peft adapter on its base model, as the YAML file's run would: on the GPU
-    if there is one. The processes of `accelerate launch` share the examples.
+    if there is one, in float32 unless `overrides` name `--mixed_precision`. The processes of `accelerate launch` share
+    the examples.
 
     Args:
         source (`str`): Folder of a model or adapter, or `org/name@revision`.
@@ -58,22 +59,30 @@ def evaluate_checkpoint(
         if not sources:
             raise ValueError(f"{config} has no data.eval section: give its data with --data.eval.path FOLDER.")
         task = build_task(arguments)
+        # That of the file is its training's; a flag asks for the numbers that such a training writes.
+        precision = arguments.mixed_precision if "mixed_precision" in apply_overrides({}, overrides or []) else "no"
     from hf_ext.emr.weights import task_checkpoint
 
     from ..data.opening import open_source
     from .classes import match_classes
-    from .evaluation import evaluate_sets, write_results
-    from .models import load_trained, pin_revision
+    from .evaluation import evaluate_sets, is_nan, write_results
+    from .models import compute_in, load_trained, pin_revision
 
     pinned = ranks.ask_first(lambda: pin_revision(source))
     with ranks.first_before_others(), task_checkpoint(pinned, merged_task) as checkpoint:
         model = load_trained(task, checkpoint).to(ranks.own_device())
         data = {name: match_classes(open_source(place, "data.eval"), task) for name, place in sources.items()}
+    if precision != "no":
+        compute_in(precision, model)
     options = {"batch_size": arguments.per_device_eval_batch_size, "num_workers": arguments.data_arguments.num_workers}
     metrics = evaluate_sets(task, model, data, **options)
+    firsts = ["_".join(filter(None, [name, *[*task.metric_names][:1]])) for name in data]
+    if bad := [name for name in firsts if is_nan(metrics.get(name))]:
+        told = f"{', '.join(bad)} of {source} is NaN, not a number: its weights or the data hold such values"
+        raise DataError(f"{told}, or its arithmetic overflows. Check them, or evaluate without --mixed_precision.")
     revision = None if Path(source).expanduser().exists() else pinned.partition("@")[2]
     counts = {name: len(rows) for name, rows in data.items()}
-    return write_results(output if ranks.index == 0 else None, task, metrics, sources, revision, counts)
+    return write_results(output if ranks.index == 0 else None, task, metrics, sources, revision, counts, precision)
 
 
 @guarded_streams()

@@ -327,6 +327,7 @@ class _Training(Run):
             options["num_workers"] = self.arguments.data_arguments.num_workers
             options |= {"after_batch": self.stopping.interrupt_evaluation, "scored": self.progress.scored}
             self.metrics = evaluate_sets(self.task, self.module, self.eval_data, self.accelerator, **options)
+            self.metrics_step = self.progress.step
             # Whole: the next evaluation is one of other weights, whatever is saved meanwhile.
             self.progress.scored = {}
             # A forward pass of a sharded model is an exchange between all processes.
@@ -381,7 +382,11 @@ class _Training(Run):
                     (folder / "README.md").unlink(missing_ok=True)
                     told = provenance(self.arguments, self.task, self.progress, self.accelerator.num_processes)
                     write_json(folder / "training.json", told)
-                    if self.metrics:
-                        write_results(folder / "eval.json", self.task, self.metrics, self.eval_sources)
+                    # Those of an earlier step are of other weights.
+                    if self.metrics and self.metrics_step == self.progress.step:
+                        precision = self.arguments.mixed_precision
+                        write_results(
+                            folder / "eval.json", self.task, self.metrics, self.eval_sources, precision=precision
+                        )
                     keep_others(final, folder)
         self.ranks.wait()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import peft
 import torch
+from accelerate.utils import convert_outputs_to_fp32
 from huggingface_hub import file_exists, hf_hub_download
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -66,10 +67,27 @@ def build_model(task: "Task", section: dict[str, Any], init_from: str | None, us
         count = section.get("num_classes") or getattr(task, "num_labels", None) or len(stored)
         settle_classes(task, stored if len(stored) == count else [], init_from, use)
     try:
-        return task.build_model(section, init_from)
+        model = task.build_model(section, init_from)
     except StrictDataclassError as error:
         where = "section 'model'" if section or init_from is None else f"the configuration of {init_from}"
         raise SettingsError(f"bad value in {where}: {explain(error)}") from error
+    if use != "train" and init_from is not None and isinstance(model, PreTrainedModel):
+        _match_columns(model.config, _read_config(model, init_from), init_from)
+    return model
+
+
+def _match_columns(config: Any, stored: Any, source: str) -> None:
+    """Refuses columns that a checkpoint has at other places; of one that it does not know the place counts."""
+    parts = (config, stored)
+    targets = [[*part.id2label.values()] if part and part.problem_type == "regression" else None for part in parts]
+    columns = [getattr(part, "input_columns", None) for part in parts]
+    for option, (now, before) in {"task.columns": columns, "task.target_columns": targets}.items():
+        if not now or not before or len(now) != len(before) or now == before or "LABEL_0" in before:
+            continue
+        told = f"the columns (such as {option}) are {now!s:.200}, those of {source} {before!s:.200}"
+        if any(name in before and name != before[place] for place, name in enumerate(now)):
+            raise DataError(f"{told}: list them in this order.")
+        logger.warning("%s: by their places", told)
 
 
 def _read_classes(source: str) -> list[str]:
@@ -109,7 +127,8 @@ def initialize_from(model: torch.nn.Module, source: str, of_data: tuple[str, ...
     # Every tensor that both have must have the same shape, but for those of a transformers model's head and of the
     # modules in `of_data` (an embedding of classes): these start anew where they are for other classes.
     refuse_adapter(source)
-    tensors = model.state_dict()
+    # With its variables: what is tied is one of them under several names, and a checkpoint has one of these.
+    tensors = model.state_dict(keep_vars=True)
     with open_checkpoint(source) as checkpoint, torch.no_grad():
         found = {name: tuple(checkpoint.info(name).shape) for name in tensors if name in checkpoint}
         fitting = [name for name, shape in found.items() if shape == tuple(tensors[name].shape)]
@@ -132,7 +151,8 @@ def initialize_from(model: torch.nn.Module, source: str, of_data: tuple[str, ...
             )
         for name in fitting:
             tensors[name].copy_(checkpoint[name])
-    missing = [name for name in tensors if name not in set(fitting)]
+    copied = {id(tensors[name]) for name in fitting}
+    missing = [name for name, tensor in tensors.items() if id(tensor) not in copied]
     # An adapter must not be put on them.
     setattr(model, STARTED_ANEW, missing)
     if missing:
@@ -200,14 +220,18 @@ def add_adapter(model: torch.nn.Module, configuration: dict[str, Any], base: str
     except TypeError as error:
         raise UsageError(f"section 'peft': {error}. Allowed keys are those of peft's configuration class.") from error
     # peft may have added the head itself.
-    saved = set(getattr(adapter, "modules_to_save", None) or ())
-    random = [item for item in getattr(model, STARTED_ANEW, ()) if not saved & set(item.split("."))]
-    if random:
+    if random := _find_random(model, adapter):
         raise DataError(
             f"section 'peft': {base} lacks {len(random)} tensors of the model, such as {random[:4]}, which an adapter "
             "does not save: remove sizes from the model section, or list their modules in peft.modules_to_save."
         )
     return adapted
+
+
+def _find_random(model: torch.nn.Module, adapter: Any = None) -> list[str]:
+    """Names of the tensors that neither the checkpoint of a model nor an adapter brings."""
+    saved = set(getattr(adapter, "modules_to_save", None) or ())
+    return [name for name in getattr(model, STARTED_ANEW, ()) if not saved & set(name.split("."))]
 
 
 def adapter_base(source: str) -> str | None:
@@ -238,11 +262,37 @@ def load_adapter(model: torch.nn.Module, source: str) -> peft.PeftModel:
 
 
 def load_trained(task: "Task", source: str) -> torch.nn.Module:
-    """A task's model with the weights of a checkpoint, or of a peft adapter on the model that it names."""
+    """A task's model with all weights of a checkpoint, or of a peft adapter on the model that it names."""
     base = adapter_base(source)
-    if base is None:
-        return build_model(task, {}, source, "evaluate")
-    return load_adapter(build_model(task, {}, pin_revision(base), "evaluate"), source)
+    model = build_model(task, {}, source if base is None else pin_revision(base), "evaluate")
+    adapted = None if base is None else load_adapter(model, source)
+    random = _find_random(model, None if adapted is None else adapted.active_peft_config)
+    stored = _read_config(model, source) if base is None and hasattr(model, STARTED_ANEW) else None
+    if random or _is_other_head(model, stored):
+        told = f"no {', '.join(random[:4])} of the size that" if random else "a head of another kind than"
+        raise DataError(
+            f"{source} has {told} {type(task).__name__} asks for, so its answers would be random: give a checkpoint "
+            "that was trained for this method, with its own number of classes or targets in the section 'task'."
+        )
+    return model if adapted is None else adapted
+
+
+def _is_other_head(model: torch.nn.Module, stored: Any) -> bool:
+    """True if equal tensors have answered another question: those of positions, of values, of a text as a whole."""
+    config: Any = getattr(model, "config", None)
+    if not isinstance(stored, PreTrainedConfig):
+        return False
+    name = (stored.architectures or [""])[0]
+    if "For" in name and name not in {kind.__name__ for kind in type(model).__mro__}:
+        return True
+    return "regression" in {stored.problem_type, config.problem_type} and stored.problem_type != config.problem_type
+
+
+def compute_in(precision: str, model: torch.nn.Module) -> None:
+    """Has a model compute under autocast, as accelerate has that of a training with `mixed_precision`."""
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    autocast: Any = torch.autocast(next(model.parameters()).device.type, kind)
+    model.forward = convert_outputs_to_fp32(autocast(model.forward))  # type: ignore[method-assign]
 
 
 def enable_activation_checkpointing(model: torch.nn.Module) -> None:

@@ -186,6 +186,7 @@ class Run:
         self.folder = folder
         self.progress = Progress()
         self.metrics: dict[str, float] = {}
+        self.metrics_step = -1
         check_installed(*["tensorboard"] * ("tensorboard" in arguments.trackers), "matplotlib")
         if not (isinstance(callbacks, Sequence) and all(isinstance(one, Callback) for one in callbacks)):
             raise UsageError(f"callbacks is {callbacks!r}; allowed: a list of hf_ext.training.Callback objects.")
@@ -331,8 +332,9 @@ class Run:
             self.folder.truncate_metrics(self.progress)
         self.ranks.wait()
         for row in self.folder.read_metrics():
-            names = [name for name in row if name.startswith("eval_")]
-            self.metrics = {name.removeprefix("eval_"): row[name] for name in names} or self.metrics
+            if names := [name for name in row if name.startswith("eval_")]:
+                self.metrics = {name.removeprefix("eval_"): row[name] for name in names}
+                self.metrics_step = row["step"]
         sources, rank = self.arguments.data_arguments, self.accelerator.process_index
         assert self.train_data is not None
         total = None if isinstance(self.train_data, datasets.IterableDataset) else len(self.train_data)

@@ -294,3 +294,20 @@ def test_names_stand_between_commas_and_in_quotes():
     for text in ("", " ", ",", '""', "\n"):
         with pytest.raises(click.UsageError):
             split_names(text)
+
+
+SHOWN = {
+    0.0: "0.0000",
+    -1.4e-06: "-1.4e-06",
+    0.0046123: "0.004612",
+    0.5: "0.5000",
+    31.25: "31.2500",
+    -75.5: "-75.5000",
+}
+SHOWN |= {123456.75: "123456.7500", float("inf"): "inf", float("nan"): "nan"}
+
+
+@pytest.mark.parametrize(("value", "text"), SHOWN.items())
+def test_a_small_number_is_not_shown_as_nothing(value, text):
+    assert output.decimals(value) == text
+    assert output.result_row({"metric": "mae", "dataset": "d", "value": value}) == ("mae", f"{text} on d")
