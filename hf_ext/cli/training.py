@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import click
 
 from .groups import Group
-from .options import JSON, MODEL, NEW_FILE, TASK
+from .options import JSON, MODEL, NEW_FILE, TASK, Place
 from .output import find_terminal, print_json, print_rows, print_table, result_row, say
 
 _FOLDERS = ("disentangled_dit", "emr", "mrconv", "released", "semanir")
@@ -26,11 +26,11 @@ class Recipe(NamedTuple):
     path: Path
 
 
-class RecipeFile(click.Path):
+class RecipeFile(Place):
     """A YAML file, or the name of a recipe if there is no such file."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if Path(value).exists() or Path(value).suffix.lower() in (".yaml", ".yml"):
+        if Path(value).expanduser().exists() or Path(value).suffix.lower() in (".yaml", ".yml"):
             return super().convert(value, param, ctx)
         return find_recipe(str(value))
 
