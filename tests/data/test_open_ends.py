@@ -1,21 +1,26 @@
 """Data whose words a library would take for something else: dates, classes with zeros, fractions."""
 
 import contextlib
+import errno
 import io
 import tarfile
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
 import soundfile
+from huggingface_hub.errors import OfflineModeIsEnabled
 from PIL import Image
 
+from hf_ext.data import opening
+from hf_ext.data.caching import CacheError
 from hf_ext.data.files import read_recording
 from hf_ext.data.opening import open_source
 from hf_ext.data.roles import Hints
 from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
-from hf_ext.errors import DataError
+from hf_ext.errors import FAILED, DataError, classify
 from hf_ext.tasks.signals import PixelTask
 from tests.kit.refusals import refused
 
@@ -208,3 +213,42 @@ def test_of_two_names_of_series_the_time_decides_where_it_differs_in_one_alone(t
     else:
         with refused(DataError, "shop", "sku", "--series"):
             look_at(place)
+
+
+def raising(error, cause=None):
+    def fail(*words, **options):
+        raise error from cause
+
+    return fail
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("kind", ["in the way", "full", "full below", "too small"])
+def test_a_cache_that_cannot_be_written_is_no_fault_of_the_data(tmp_path, monkeypatch, kind, parts):
+    (place := tmp_path / "a.csv").write_text("text,label\na,b\n")
+    (tmp_path / "cache").touch()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache" / "datasets"))
+    if kind != "in the way":
+        cause = datasets.exceptions.DatasetGenerationError("An error occurred"), FULL
+        errors = {"full": (FULL,), "full below": cause, "too small": (OSError("Not enough disk space. Needed: 1 B"),)}
+        monkeypatch.setattr(opening, "_build", raising(*errors[kind]))
+    with refused(CacheError, "cache", "set HF_HOME or HF_DATASETS_CACHE") as caught:
+        open_source(DataSource([{"path": str(place)}] * 2 if parts else str(place)), "data.train")
+    assert classify(caught.value).exit_code == FAILED and "data.train" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (lambda *words, **options: False, "the Hub confirms no data set of that name"),
+        (raising(OfflineModeIsEnabled("offline")), "the Hub was not asked for one, or gave no answer"),
+        (raising(ConnectionError("refused")), "the Hub was not asked for one, or gave no answer"),
+    ],
+)
+def test_the_hub_confirms_only_what_it_was_asked(monkeypatch, answer, told):
+    monkeypatch.setattr(opening.HfApi, "repo_exists", answer)
+    with refused(DataError, told):
+        open_source(DataSource("nowhere"))
