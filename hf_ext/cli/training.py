@@ -38,8 +38,15 @@ class RecipeFile(Place):
 CONFIG_FILE = RecipeFile(exists=True, dir_okay=False, path_type=Path)
 
 
-# Everything after FILE.yaml belongs to the training arguments, --help included.
-@click.command(context_settings={"allow_interspersed_args": False}, add_help_option=False)
+class FileCommand(click.Command):
+    """A command of FILE.yaml, whose own flags, such as -v, may also stand among the overrides after it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {name for option in self.get_params(ctx) if isinstance(option, click.Option) for name in option.opts}
+        return super().parse_args(ctx, sorted(args, key=lambda word: word not in own))
+
+
+@click.command(cls=FileCommand, context_settings={"allow_interspersed_args": False}, add_help_option=False)
 @click.option("-h", "--help", "show_help", is_flag=True, help="Show this; with FILE.yaml, also its method's fields.")
 @click.argument("config", metavar="FILE.yaml", type=CONFIG_FILE, required=False)
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
@@ -63,7 +70,7 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
     from hf_ext.training import main as run
     from hf_ext.training.methods import describe_fields
 
-    if show_help or {"-h", "--help"} & {*overrides}:
+    if show_help:
         click.echo(f"{context.get_help()}\n\n{describe_fields(config)}", nl=False)
         context.exit()
     if config is None:
@@ -117,7 +124,7 @@ def data() -> None:
     """
 
 
-@data.command(name="check", context_settings={"allow_interspersed_args": False})
+@data.command(name="check", cls=FileCommand, context_settings={"allow_interspersed_args": False})
 @JSON
 @click.argument("config", metavar="FILE.yaml", type=CONFIG_FILE)
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)

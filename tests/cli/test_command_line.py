@@ -82,6 +82,19 @@ def test_lists_models_and_results_of_the_home_of_the_user_are_found(monkeypatch,
     assert (tmp_path / "r.yaml").is_file() and not (tmp_path / "~").exists()
 
 
+@pytest.mark.parametrize("flag", ["-v", "--verbose", "-q", "--quiet", "--json", "-h", "--help"])
+@pytest.mark.parametrize("command", ["train", "data check"])
+def test_flags_of_a_command_may_stand_after_its_file(command, flag):
+    given = [*command.split(), "semanir/denoise_color", "--data.train.path", "./x y", flag, "--data.eval", "null"]
+    asked = flag in ("-h", "--help")
+    told = run(*given, code=0 if asked else 2).output
+    if flag == "--json" and command == "train":
+        assert "json" in told
+    else:
+        assert "unexpected argument" not in told and ("Usage: " if asked else "no data at ./x y") in told
+    assert ("Traceback" in told) == (flag in ("-v", "--verbose"))
+
+
 @pytest.mark.parametrize("name", sorted(all_commands()))
 def test_each_command_explains_itself_with_examples_that_are_valid(name, tmp_path, monkeypatch):
     """The words of each example parse: no option is misspelled, no argument is missing."""

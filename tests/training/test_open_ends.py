@@ -15,7 +15,7 @@ import torch
 from hf_ext.errors import DataError, OtherRun
 from hf_ext.files import read_rows
 from hf_ext.hub.cards import MARKER
-from hf_ext.settings import SettingsError
+from hf_ext.settings import Section, SettingsError
 from hf_ext.training.arguments import TrainingArguments, apply_overrides, build, read_yaml
 from hf_ext.training.changes import Changes, compare_data, compare_settings, describe_run
 from hf_ext.training.methods import find_task
@@ -210,3 +210,16 @@ def test_an_adapter_is_no_checkpoint_to_begin_with(tmp_path):
     model.save_pretrained(tmp_path)
     with refused(DataError, "adapter", str(base), "merge_and_unload"):
         initialize_from(TinyModel(TinyConfig()), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("word", "number"),
+    [("1e1", 10), ("+2E2", 200), ("1.0e+1", 10), ("1.5e1", 15), ("15e-1", None), ("1e999", None), ("1.5", None)],
+)
+@pytest.mark.parametrize("field", ["max_steps", "data.num_workers", "per_device_eval_batch_size"])
+def test_a_whole_number_may_have_an_exponent(field, word, number):
+    given = Section({"method": "semanir", "output_dir": "run", "data": Section({"train": {"path": "p"}})})
+    with contextlib.nullcontext() if number else refused(SettingsError, field.rpartition(".")[2], "int"):
+        built = build(TrainingArguments, apply_overrides(given, [f"--{field}", word]))
+        owner = built.data_arguments if "." in field else built
+        assert (found := getattr(owner, field.rpartition(".")[2])) == number and type(found) is int
