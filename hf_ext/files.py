@@ -44,11 +44,20 @@ def neighbour(path: Path) -> Path:
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str], mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
-    """Opens a file that appears when the block ends without an error; its folder is made."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """
+    Opens a file that appears when the block ends without an error; its folder is made. What a link there leads to is
+    replaced, and the link stays; a pipe or device is written into when the block ends.
+    """
     if "b" not in mode:
         options.setdefault("encoding", "utf-8")
+    if is_stream(path):
+        with tempfile.TemporaryFile(mode.replace("w", "w+"), **options) as file:
+            yield file
+            file.flush()
+            _pour(file.fileno(), path)
+        return
+    path = follow_file_link(Path(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = neighbour(path)
     try:
         with open(temporary, mode.replace("w", "x"), **options) as file:
@@ -97,6 +106,41 @@ def whole_folder(path: str | os.PathLike[str], replace: bool = True) -> Iterator
 def follow_link(path: Path) -> Path:
     """The path, or what a link or "." there leads to: that can be replaced in one step, and the link stays."""
     return path.resolve() if not path.name or (path.is_symlink() and path.exists()) else path
+
+
+def follow_file_link(path: Path) -> Path:
+    """The path, or what a link there leads to, be it new; not into the blobs of a cache, which nobody changes."""
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    return path if target.parent.name == "blobs" else target
+
+
+def is_stream(path: str | os.PathLike[str]) -> bool:
+    """Tells a pipe, a device or our own standard output, which are written into; refuses disks and sockets."""
+    if not os.path.exists(path):
+        return False
+    is_ours, mode = _own_stream(path) is not None, os.stat(path).st_mode
+    if not is_ours and (stat.S_ISBLK(mode) or stat.S_ISSOCK(mode)):
+        raise UsageError(f"{path} is a disk or a socket, not a file: give the name of a file or a pipe.")
+    return is_ours or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _own_stream(path: str | os.PathLike[str]) -> int | None:
+    """The number of our standard output or error, if this is what it goes to."""
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(path), os.fstat(number)):
+                return number
+    return None
+
+
+def _pour(source: int, path: str | os.PathLike[str]) -> None:
+    """Writes an open file into a pipe or device; into our own output after what was printed."""
+    number = _own_stream(path)
+    sys.stdout.flush()
+    place = path if number is None else number
+    with open(source, "rb", closefd=False) as content, open(place, "wb", closefd=number is None) as stream:
+        content.seek(0)
+        shutil.copyfileobj(content, stream)
 
 
 def open_to_readers(folder: Path) -> None:
@@ -261,11 +305,13 @@ def replace_folder(new: Path, out: Path) -> None:
 def check_places(results: Iterable[str | os.PathLike[str]], inputs: Iterable[Any] = ()) -> None:
     """Finds out before any work whether files can be written, and are no inputs. Nothing is left behind."""
     paths, given = [Path(result) for result in results], [os.path.realpath(place) for place in inputs if place]
+    if closed := next((path for path in paths if is_stream(path) and not os.access(path, os.W_OK)), None):
+        raise OSError(f"cannot write to {closed}: you may not; give another file.")
     if same := next((path for path in paths if os.path.realpath(path) in given), None):
         raise UsageError(f"{same} is an input too, and would be replaced by the result: give another file for that.")
     if taken := next((path for path in paths if path.is_dir()), None):
         raise UsageError(f"{taken} is a folder; give the name of a file.")
-    for folder in sorted({path.parent for path in paths}):
+    for folder in sorted({follow_file_link(path).parent for path in paths if not is_stream(path)}):
         # The first that exists: what is below it will be made in it.
         place = next((parent for parent in (folder, *folder.parents) if os.path.lexists(parent)), Path())
         if not place.is_dir():

@@ -230,8 +230,9 @@ def read_numbers(value: Any) -> Any:
 
 def as_meant(value: Any, annotation: Any, text: Any = None) -> Any:
     """The intended value, if YAML 1.1 reads another one than the text that was written."""
-    # A float field takes whole numbers, and `1e-4`, which is text to YAML. A choice that has "no" takes `no`, which is
-    # false to YAML. An option of text takes any word, such as 2024, yes or 010; a flag without a value has no text.
+    # A float field takes whole numbers, and `1e-4`, which is text to YAML; an int field `1e4`. A choice that has "no"
+    # takes `no`, which is false to YAML. An option of text takes any word, such as 2024, yes or 010; a flag without a
+    # value has no text.
     union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
     wanted = typing.get_args(annotation) if union else (annotation,)
     if value is False and any("no" in typing.get_args(kind) for kind in wanted):
@@ -252,6 +253,9 @@ def as_meant(value: Any, annotation: Any, text: Any = None) -> Any:
     if dict in wanted:
         # A section without types of its own.
         return read_numbers(value)
+    word = text if isinstance(text, str) else value
+    if int in wanted and float not in wanted and isinstance(word, str) and _EXPONENT.fullmatch(word):
+        return int(number) if (number := float(word)).is_integer() else value
     if float not in wanted or isinstance(value, bool) or not isinstance(value, (int, str)):
         return value
     try:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 from hf_ext import files
 from hf_ext.emr import emr_loader
 from hf_ext.emr.manifest import artifact_file
-from hf_ext.errors import DataError
+from hf_ext.errors import DataError, UsageError
 from hf_ext.hub.header_format import CheckpointError
 from tests.hub.published import contents
 from tests.kit.refusals import refused
@@ -131,6 +134,63 @@ def test_a_file_that_could_not_be_written_leaves_the_earlier_one(tmp_path, kind)
     os.close(reading)
     os.close(writing)
     assert contents(tmp_path) == {"file": b"old"}
+
+
+@pytest.mark.parametrize("target", ["there", "deep/new", "snapshots/blobs/one"])
+def test_a_link_stays_and_its_file_is_written_unless_it_is_one_of_a_cache(tmp_path, target):
+    (tmp_path / "snapshots" / "blobs").mkdir(parents=True)
+    for name in ("there", "snapshots/blobs/one"):
+        (tmp_path / name).write_text("old")
+    (link := tmp_path / "link").symlink_to(target)
+    files.check_places([link])
+    files.write_json(link, "new")
+    assert files.read_json(link) == "new"
+    if "blobs" in target:
+        assert (tmp_path / target).read_text() == "old"
+    else:
+        assert os.readlink(link) == target and files.read_json(tmp_path / target) == "new"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "link", "disk"])
+def test_what_is_no_file_is_written_into_or_refused_and_stays(tmp_path, kind):
+    place, got = tmp_path / "place", list[bytes]()
+    # A pair of devices made here: nothing below /dev is touched.
+    modes = {"pipe": stat.S_IFIFO, "device": stat.S_IFCHR, "link": stat.S_IFIFO, "disk": stat.S_IFBLK}
+    try:
+        os.mknod(place, 0o600 | modes[kind], os.makedev(*((1, 3) if kind == "device" else (7, 250))))
+    except (PermissionError, AttributeError):
+        pytest.skip("no such node may be made here")
+    out = tmp_path / "out" if kind == "link" else place
+    if kind == "link":
+        out.symlink_to(place)
+    if kind == "disk":
+        with refused(UsageError, "is a disk or a socket", "give the name of a file"):
+            files.check_places([out])
+        with refused(UsageError), files.whole_file(out):
+            pass
+    else:
+        reader = threading.Thread(target=lambda: got.append(place.read_bytes()), daemon=True)
+        if kind != "device":
+            reader.start()
+        files.check_places([out])
+        files.write_json(out, "new")
+        if kind != "device":
+            reader.join(10)
+            assert got == [b'"new"\n']
+    assert stat.S_IFMT(place.stat().st_mode) == modes[kind] and out.is_symlink() is (kind == "link")
+    assert {path.name for path in tmp_path.iterdir()} == {"place", out.name}
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs /proc")
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_our_own_output_gets_a_file_after_what_was_printed(tmp_path, kind):
+    (tmp_path / "out").symlink_to("/proc/self/fd/1")
+    code = "from hf_ext import files; print(1); files.check_places(['out']); files.write_json('out', 2); print(3)"
+    with contextlib.ExitStack() as opened:
+        file = subprocess.PIPE if kind == "pipe" else opened.enter_context(open(tmp_path / "log", "wb"))
+        ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stdout=file, check=True)
+    assert (ended.stdout or (tmp_path / "log").read_bytes()).split() == [b"1", b"2", b"3"]
+    assert (tmp_path / "out").is_symlink()
 
 
 def test_a_folder_appears_when_its_block_ends_and_can_be_synced(tmp_path, either, monkeypatch):

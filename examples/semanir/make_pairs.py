@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 from tqdm.auto import tqdm
 
 from hf_ext.files import whole_folder
@@ -26,9 +26,8 @@ GAMMA = 2.2
 def convolve(image: np.ndarray, kernel: np.ndarray) -> np.ndarray:
     """Each channel with a small kernel of odd sides; the image is mirrored at its edges."""
     reach = kernel.shape[0] // 2, kernel.shape[1] // 2
-    padded = np.pad(image, ((reach[0], reach[0]), (reach[1], reach[1]), (0, 0)), "symmetric")
-    height, width = image.shape[:2]
-    total = np.zeros_like(image)
+    padded = np.pad(image, (*zip(reach, reach, strict=True), (0, 0)), "symmetric")
+    (height, width), total = image.shape[:2], np.zeros_like(image)
     for row, column in np.argwhere(kernel):
         total += kernel[row, column] * padded[row : row + height, column : column + width]
     return total
@@ -39,8 +38,7 @@ def draw_path(points: np.ndarray) -> np.ndarray:
     points = points - points.mean(axis=0)
     reach = int(np.ceil(np.abs(points).max())) + 1
     kernel = np.zeros((2 * reach + 1, 2 * reach + 1))
-    corner = np.floor(points).astype(int)
-    share = points - corner
+    share = points - (corner := np.floor(points).astype(int))
     # Each point is shared among the four pixels around it.
     for row in (0, 1):
         for column in (0, 1):
@@ -94,10 +92,10 @@ MAKERS: dict[str, tuple[Maker, ...]] = {"deblur": (shake,), "weather": (rain, sn
 
 
 def read_photo(path: Path) -> np.ndarray:
-    """Pixels of 8 bits and three colours."""
+    """Pixels of 8 bits and three colours, upright."""
     try:
         with Image.open(path) as file:
-            return np.asarray(in_colours(file, "RGB"))
+            return np.asarray(in_colours(ImageOps.exif_transpose(file), "RGB"))
     except (OSError, ValueError) as error:
         sys.exit(f"{path} is not a picture that can be read ({error}): remove it, or give another folder.")
 
@@ -105,13 +103,15 @@ def read_photo(path: Path) -> np.ndarray:
 def write_pairs(
     photos: list[Path], folder: Path, makers: tuple[Maker, ...], seed: tuple[int, ...], title: str
 ) -> None:
-    """Adds pairs to folder/lq and folder/hq: of each photograph one, its damage by the next of the makers."""
+    """Adds pairs to folder/lq and folder/hq: of each photograph, of equal names too, its damage by the next maker."""
     for part in ("lq", "hq"):
         (folder / part).mkdir(exist_ok=True)
     for index, path in enumerate(tqdm(photos, desc=title, unit=" photos")):
         clean = read_photo(path)
         damaged = makers[index % len(makers)](clean / 255, np.random.default_rng((*seed, index)))
         name = f"{path.stem}-{seed[0]}.png"
+        while (folder / "hq" / name).exists():
+            name = f"{index}-{name}"
         Image.fromarray(clean).save(folder / "hq" / name)
         Image.fromarray(np.rint(damaged * 255).astype(np.uint8)).save(folder / "lq" / name)
 

@@ -1,6 +1,7 @@
 """Answers of a trained model to sounds, pictures, texts, also in pairs, and series: classes and values."""
 
 import io
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -111,7 +112,8 @@ class Classifier:
                 continue
             found = [*find_files(word, None, frozenset(endings))]
             sources = [each.source for each in found]
-            about = _find_tables(sources) if self.kind == "series" and sources != [Path(word)] else set()
+            alone = sources == [Path(os.path.expanduser(word))]
+            about = _find_tables(sources) if self.kind == "series" and not alone else set()
             for source, _, _, reason in (each for each in found if each.source not in about):
                 yield Input("standard input" if isinstance(source, bytes) else str(source), source, reason)
 

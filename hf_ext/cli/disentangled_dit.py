@@ -11,7 +11,20 @@ import click
 
 from .errors import Failed, Unusable, loading
 from .groups import Group
-from .options import AT_LEAST_1, DEVICE, DTYPE, FILE, JSON, MODEL, NEW_FILE, options_of, shown, split_names, value_type
+from .options import (
+    AT_LEAST_1,
+    DEVICE,
+    DTYPE,
+    FILE,
+    JSON,
+    MODEL,
+    NEW_FILE,
+    Place,
+    options_of,
+    shown,
+    split_names,
+    value_type,
+)
 from .output import print_json, print_rows, say
 
 PAIR = value_type(
@@ -43,7 +56,7 @@ class PrecomputeCommand(click.Command):
 
 @dit.command(cls=PrecomputeCommand)
 @click.argument("data", metavar="DATA")
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=Place(path_type=Path))
 @shown("--split", default="train", help="Split of the data.")
 @click.option("--name", help="Configuration of the data set, if it has several.")
 @click.option("--flip", type=float, help="Probability of a horizontal flip.  [default: 0.5; 0 with --centre]")
@@ -93,10 +106,17 @@ def precompute(data: str, out: Path, device: str | None, **given: Any) -> None:
 @click.argument("reference", metavar="[REFERENCE]", required=False)
 @click.option(
     "--network",
+    type=Place(),
+    metavar="TEXT",
     help="Network that computes the features: Inception as a TorchScript file or org/name/file.pt (append "
     "#sha256=HASH to check it), or any classifier.",
 )
-@click.option("--clip", help="CLIP model for the score between pictures and texts: folder or org/name[@revision].")
+@click.option(
+    "--clip",
+    type=Place(),
+    metavar="TEXT",
+    help="CLIP model for the score between pictures and texts: folder or org/name[@revision].",
+)
 @shown("--split", default="train", help="Split of the reference.")
 @click.option("--size", type=AT_LEAST_1, help="Crop the reference to centred squares of this side first.")
 @click.option("--kernel", is_flag=True, help="Also compute the kernel distance (KID).")
@@ -129,7 +149,7 @@ def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -
 
 @click.command()
 @MODEL
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="PNG file of a grid, or a folder.")
+@click.option("--out", type=Place(path_type=Path), required=True, help="PNG file of a grid, or a folder.")
 @click.option(
     "--class-labels",
     help="Names or numbers of classes, separated by commas; a name with a comma in double quotes.  [default: the "

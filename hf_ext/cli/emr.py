@@ -12,10 +12,22 @@ from hf_ext.terminal import count_of, is_quiet
 from . import options, register_models
 from .errors import Unusable, loading
 from .groups import Group
-from .options import AT_LEAST_1, FILE, JSON, MODEL, MODEL_FOLDER, NEW_FILE, NEW_FOLDER, find_released, number, shown
+from .options import (
+    AT_LEAST_1,
+    FILE,
+    JSON,
+    MODEL,
+    MODEL_FOLDER,
+    NEW_FILE,
+    NEW_FOLDER,
+    Place,
+    find_released,
+    number,
+    shown,
+)
 from .output import note, print_either, print_json, print_rows, print_table, say
 
-ARTIFACT = click.Path(exists=True, file_okay=False, path_type=Path)
+ARTIFACT = Place(exists=True, file_okay=False, path_type=Path)
 BASE_OPTION = click.option("--base", metavar="ID", type=find_released, help="Base model, if not where ARTIFACT says.")
 ENDPOINT_OPTION = click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
 

@@ -17,7 +17,7 @@ import click
 from hf_ext.terminal import count_of
 
 from .options import JSON, find_released
-from .output import decimals, find_terminal, print_json, print_rows, result_row
+from .output import aligned_table, decimals, find_terminal, print_json, print_rows, result_row, say
 
 # Small files beside the weights, fetched from a Hub together.
 DESCRIPTIONS = ["config.json", "model_index.json", "adapter_config.json", "eval.json", "emr.json", "README.md"]
@@ -209,15 +209,18 @@ def models(as_json: bool) -> None:
         return
     if not found:
         click.echo(f"This version contains no released model: {WITHOUT}.")
+    lines: list[str] = []
     for model in found:
         size = f"{model.parameters / 1e6:.2f} M parameters, {model.bytes / 1e6:.1f} MB"
         size += f", trained for {model.core_hours:g} hours of {model.machine}"
         title = f"{model.name}: {model.task}"
         rows = [("size", size), ("scores", model.scores), ("data", model.data), ("licence", model.license)]
-        if not find_terminal():
+        if find_terminal():
+            print_rows(rows, title=title)
+        else:
             # A pipe gets no titles of tables.
-            click.echo(title)
-        print_rows(rows, title=title)
+            lines += [title, *aligned_table(rows[0], rows[1:], names=2)]
+    say(*lines)
 
 
 @click.command()

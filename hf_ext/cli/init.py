@@ -10,7 +10,7 @@ import click
 
 from hf_ext.terminal import count_of
 
-from .options import split_names
+from .options import Place, split_names
 from .output import note, say
 
 _quote = partial(json.dumps, ensure_ascii=False)
@@ -32,7 +32,7 @@ exclude: []
 
 @click.command()
 @click.argument("method", type=click.Choice(["semanir", "mrconv", "dit", "emr"]))
-@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", metavar="DIR", type=Place(file_okay=False, path_type=Path))
 @click.option("--data", metavar="PATH", required=True, help="Your data: a folder or file; for emr, of fine-tunes.")
 @click.option("--label", metavar="NAME", help="Column of the class or value, in tables and arrays.")
 @click.option("--time", metavar="NAME", help="Column of the time, in tables.")

@@ -63,7 +63,8 @@ class Commands(Group):
         except click.ClickException as error:
             vars(error)["message"] = show_lines(error, error.message)
             raise
-        # These carry their own exit code; a closed pipe (`hf-ext info x | head`) is not an error.
+        # These carry their own exit code; of a closed pipe click says nothing. What lists something prints it at once,
+        # so that `hf-ext info x | head -1` is no failure.
         except (click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import difflib
 import functools
+import os
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -19,7 +20,8 @@ from .output import note
 
 
 def find_released(value: str) -> str:
-    """The folder of a released model for its name; other folders and names unchanged, unless similar to one."""
+    """The folder of a released model for its name; of another folder or name itself, unless similar to one."""
+    value = os.path.expanduser(value)
     if "/" in value:
         return value
     from hf_ext.hub.released import find_model, list_released
@@ -37,12 +39,19 @@ def find_released(value: str) -> str:
     return found
 
 
-class ModelFolder(click.Path):
+class Place(click.Path):
+    """A path, in which ~ is the home of the user: shells leave that of --out=~/restored as it is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(os.path.expanduser(value), param, ctx)
+
+
+class ModelFolder(Place):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return super().convert(find_released(str(value)), param, ctx)
 
 
-class NewFolder(click.Path):
+class NewFolder(Place):
     """A folder for a checkpoint; a name of a file of weights is refused, since a folder of that name helps no one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -84,10 +93,10 @@ def value_type(
 # An option whose help shows its default.
 shown = functools.partial(click.option, show_default=True)
 AT_LEAST_1 = click.IntRange(min=1)
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+FILE = Place(exists=True, dir_okay=False, path_type=Path)
 MODEL_FOLDER = ModelFolder(exists=True, file_okay=False, path_type=Path)
 NEW_FOLDER = NewFolder(file_okay=False, path_type=Path)
-NEW_FILE = click.Path(dir_okay=False, path_type=Path)
+NEW_FILE = Place(dir_okay=False, path_type=Path)
 MODEL = click.argument("source", metavar="MODEL", type=find_released)
 TASK = click.option("--task", metavar="NAME", help="Task of a merge.")
 DEVICE = click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the GPU if there is one]")
@@ -147,4 +156,4 @@ def name_and_value(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not (name and sign and value):
         raise click.UsageError(f"Expected NAME=VALUE, for instance emotion=org/bert-emotion, got '{text}'.")
-    return name, value
+    return name, os.path.expanduser(value)

@@ -12,9 +12,9 @@ from hf_ext.terminal import count_of, escape, escape_line, is_quiet
 
 
 def say(*lines: object, to_stderr: bool = False) -> None:
-    """Prints lines; line breaks within one, for instance in a file name, are escaped."""
-    for line in lines:
-        click.echo(escape_line(str(line)), err=to_stderr)
+    """Prints lines at once, for a reader that takes the first; line breaks within, as in file names, are escaped."""
+    if lines:
+        click.echo("\n".join(escape_line(str(line)) for line in lines), err=to_stderr)
 
 
 def note(text: str, to_stderr: bool = False) -> None:
@@ -45,8 +45,8 @@ def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False, title: str 
     cells = [(name, str(value)) for name, value in rows]
     terminal = find_terminal(to_stderr)
     if terminal is None:
-        for line in aligned_table(cells[0], cells[1:], names=2) if cells else ():
-            click.echo(line, err=to_stderr)
+        if cells:
+            click.echo("\n".join(aligned_table(cells[0], cells[1:], names=2)), err=to_stderr)
         return
     table = _new_table(title, show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
@@ -115,7 +115,11 @@ def find_terminal(to_stderr: bool = False) -> Any:
     from rich.console import Console
 
     # All styles come from this module, and all text is escaped here.
-    return Console(file=getattr(stream, "within", stream), highlight=False, markup=False, emoji=False)
+    console = Console(file=getattr(stream, "within", stream), highlight=False, markup=False, emoji=False)
+    if console.width < 20:
+        # Of COLUMNS=0, where rich would print nothing; a narrow terminal breaks the lines itself.
+        console.width = 80
+    return console
 
 
 def decimals(value: float) -> str:

@@ -11,7 +11,7 @@ from hf_ext.system import import_undisturbed
 from hf_ext.terminal import count_of, is_quiet
 
 from .errors import Failed, Unusable, loading
-from .options import AT_LEAST_1, DEVICE, DTYPE, MODEL, TASK, shown, value_type
+from .options import AT_LEAST_1, DEVICE, DTYPE, MODEL, TASK, Place, shown, value_type
 from .output import say
 
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
@@ -37,7 +37,7 @@ MEGAPIXELS = value_type("MEGAPIXELS", float, "not a number above 0", lambda size
 @MODEL
 @click.argument("inputs", metavar="IN...", nargs=-1, required=True)
 @TASK
-@click.option("--out", required=True, help="Folder for restored pictures, or a file or - for one.")
+@click.option("--out", type=Place(), required=True, help="Folder for restored pictures, or a file or - for one.")
 @click.option("--tile", type=TILE, help="Side of tiles in pixels; auto uses tiles if memory is short.")
 @click.option("--self-ensemble", is_flag=True, help="Average over 8 flips and rotations: better, 8 times the time.")
 @click.option("--top-k", type=AT_LEAST_1, help="Number of keys that each token attends to.")
@@ -223,7 +223,7 @@ def _restore(
 
 @click.command()
 @MODEL
-@click.option("--onnx", "path", metavar="FILE", required=True, type=click.Path(), help="File to write.")
+@click.option("--onnx", "path", metavar="FILE", required=True, type=Place(), help="File to write.")
 @TASK
 def export(source: str, path: str, task: str | None) -> None:
     """Export a restorer (folder or org/name[@revision]) to an ONNX file in float32.

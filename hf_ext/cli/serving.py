@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from .groups import Group
-from .options import FILE, find_released, shown
+from .options import FILE, Place, find_released, shown
 from .output import note
 
 ABOVE_0 = click.FloatRange(0, min_open=True)
@@ -22,7 +22,7 @@ def hub() -> None:
 
 
 @hub.command()
-@click.option("--root", required=True, type=click.Path(file_okay=False, path_type=Path), help="Repository folder.")
+@click.option("--root", required=True, type=Place(file_okay=False, path_type=Path), help="Repository folder.")
 @shown("--host", default="127.0.0.1", help="Address to listen on; any but loopback requires --token-file.")
 @shown("--port", default=8765, type=click.IntRange(0, 65535), help="Port; 0: a free one.")
 @click.option("--token-file", type=FILE, help="File with the token for writing, and for private repositories.")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import click
 
 from .groups import Group
-from .options import JSON, MODEL, NEW_FILE, TASK
+from .options import JSON, MODEL, NEW_FILE, TASK, Place
 from .output import find_terminal, print_either, print_json, print_rows, print_table, result_row, say
 
 _FOLDERS = ("disentangled_dit", "emr", "mrconv", "released", "semanir")
@@ -26,11 +26,11 @@ class Recipe(NamedTuple):
     path: Path
 
 
-class RecipeFile(click.Path):
+class RecipeFile(Place):
     """A YAML file, or the name of a recipe if there is no such file."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if Path(value).exists() or Path(value).suffix.lower() in (".yaml", ".yml"):
+        if Path(value).expanduser().exists() or Path(value).suffix.lower() in (".yaml", ".yml"):
             return super().convert(value, param, ctx)
         return find_recipe(str(value))
 
@@ -38,8 +38,15 @@ class RecipeFile(click.Path):
 CONFIG_FILE = RecipeFile(exists=True, dir_okay=False, path_type=Path)
 
 
-# Everything after FILE.yaml belongs to the training arguments, --help included.
-@click.command(context_settings={"allow_interspersed_args": False}, add_help_option=False)
+class FileCommand(click.Command):
+    """A command of FILE.yaml, whose own flags, such as -v, may also stand among the overrides after it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {name for option in self.get_params(ctx) if isinstance(option, click.Option) for name in option.opts}
+        return super().parse_args(ctx, sorted(args, key=lambda word: word not in own))
+
+
+@click.command(cls=FileCommand, context_settings={"allow_interspersed_args": False}, add_help_option=False)
 @click.option("-h", "--help", "show_help", is_flag=True, help="Show this; with FILE.yaml, also its method's fields.")
 @click.argument("config", metavar="FILE.yaml", type=CONFIG_FILE, required=False)
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
@@ -63,7 +70,7 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
     from hf_ext.training import main as run
     from hf_ext.training.methods import describe_fields
 
-    if show_help or {"-h", "--help"} & {*overrides}:
+    if show_help:
         click.echo(f"{context.get_help()}\n\n{describe_fields(config)}", nl=False)
         context.exit()
     if config is None:
@@ -117,7 +124,7 @@ def data() -> None:
     """
 
 
-@data.command(name="check", context_settings={"allow_interspersed_args": False})
+@data.command(name="check", cls=FileCommand, context_settings={"allow_interspersed_args": False})
 @JSON
 @click.argument("config", metavar="FILE.yaml", type=CONFIG_FILE)
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)

@@ -28,6 +28,7 @@ from ..errors import DataError
 from ..terminal import count_of
 from .about import METADATA, find_part, open_described, open_text_folders, sort_files
 from .builders import LineFiles, PictureFolder, RecordingFolder, TableFiles, TarFiles
+from .caching import CacheError, refuse_cache
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
 from .files import (
     AUDIO_SUFFIXES,
@@ -82,11 +83,12 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
                 return tests
             data = hold_out(data, source.hold_out, source.hold_out_seed, measures=source.split == "validation")
         return data
-    except SourceError:
+    except (SourceError, CacheError):
         raise
     # datasets raises ConnectionError, an OSError, for an unreachable Hub, and RuntimeError for scripts.
     except (datasets.exceptions.DatasetsError, StopIteration, *UNOPENABLE) as error:
-        here = bool(parts) or bool(find_files(source.path))
+        refuse_cache(error)
+        here = parts or find_files(source.path)
         told = "" if here else "there is no such folder or file here, and as a data set of the Hub: "
         told += f"{_reasons(error)} {_advice(section)}"
         raise SourceError(f"cannot read data from {source.path!r} (split {source.split!r}): {told}") from error
@@ -247,14 +249,14 @@ def find_splits(folder: Path, ending: str) -> dict[str, DataFilesList]:
 
 
 def _load_from_hub(source: DataSource, section: str) -> AnyDataset:
-    path = str(source.path)
-    name, _, revision = path.partition("@")
-    is_local, known = path.startswith((".", "/", "~")) or glob.has_magic(path), "/" in name
+    name, _, revision = (path := str(source.path)).partition("@")
+    is_local, known = path.startswith((".", "/", "~")) or glob.has_magic(path), True if "/" in name else None
     # `datasets` would load anything of that name from its cache, such as an earlier state of a moved folder.
     with contextlib.suppress(OSError, ValueError, httpx2.TransportError):
         known = known or (not is_local and HfApi().repo_exists(name, repo_type="dataset"))
     if is_local or not known:
-        confirmed = "" if is_local else " (the Hub confirms no data set of that name)"
+        answers = {False: "confirms no data set of that name", None: "was not asked for one, or gave no answer"}
+        confirmed = "" if is_local else f" (the Hub {answers[known]})"
         told = "give a folder, a data file, a pattern of files or a Hub data set id, org/name"
         raise SourceError(f"no data at {path}{confirmed}: {told}. {_advice(section)}")
     return _build(datasets.load_dataset_builder(name, source.name, revision=revision or None), source)
@@ -417,8 +419,7 @@ def relabel(data: AnyDataset, column: str, labels: list[Any], kind: Any) -> AnyD
 
 def find_pairs(place: Path, names: tuple[str, ...] = ()) -> tuple[str, str] | None:
     """The folders of inputs and targets: the given ones, or two with usual names."""
-    inside = place.iterdir() if place.is_dir() else ()
-    folders = [folder.name for folder in inside if folder.is_dir()]
+    folders = [folder.name for folder in place.glob("*") if folder.is_dir()]
     # Beside others, lq and hq are opened as pairs all the same.
     found = name_pair(folders, names if names or len(folders) == 2 else PAIRS[0])
     # Folders of classes have names of their own.

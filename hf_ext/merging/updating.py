@@ -258,6 +258,11 @@ def _rewrite(place: Path) -> Iterator[Path]:
     shutil.rmtree(work, ignore_errors=True)
     try:
         shutil.copytree(place, work, symlinks=True, copy_function=link_file)
+        # What these lead to would be written into.
+        for link in (path for path in work.iterdir() if path.is_symlink() and path.is_file()):
+            target = link.resolve()
+            link.unlink()
+            link_file(target, link)
         yield work
         sync(work)
         replace_folder(work, place)

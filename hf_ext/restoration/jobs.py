@@ -194,7 +194,7 @@ def picture_endings() -> frozenset[str]:
 def read_list(name: str) -> list[str]:
     """The lines of `@FILE`, or for `@-` of standard input, in which something stands."""
     try:
-        text = sys.stdin.read() if name == "@-" else Path(name[1:]).read_text(encoding="utf-8")
+        text = sys.stdin.read() if name == "@-" else Path(os.path.expanduser(name[1:])).read_text(encoding="utf-8")
     except (UnicodeDecodeError, FileNotFoundError) as error:
         told = f"{name} is not a UTF-8 text with one name per line: {error}."
         raise DataError(f"{told} A picture of this name is ./{name}.") from error
@@ -206,6 +206,7 @@ def read_list(name: str) -> list[str]:
 def find_files(name: str, out: Path | None, endings: frozenset[str], lists: tuple[str, ...] = ()) -> Iterator[Found]:
     """Files of an input, each with its place below the folder of results; of a folder those with such endings. A name
     or pattern of nothing is one with its reason."""
+    name = os.path.expanduser(name)
     if name == "-":
         data = sys.stdin.buffer.read()
         yield Found(data, _STDIN, True)

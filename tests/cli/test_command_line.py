@@ -28,6 +28,7 @@ from hf_ext_cli.training import find_recipe, list_recipes
 from tests.kit.command_line import run
 from tests.kit.document_stage import draw_picture
 from tests.kit.refusals import refused
+from tests.kit.restorers import tiny_restorer
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUPS = ("data", "hub", "emr", "dit")
@@ -52,6 +53,46 @@ def all_commands() -> dict[str, click.Command]:
         if isinstance(group, click.Group):
             found |= {f"{name} {inner}": group.get_command(context, inner) for inner in group.list_commands(context)}
     return found
+
+
+@pytest.mark.parametrize("name", sorted(all_commands()))
+def test_every_path_of_a_command_may_begin_with_the_home_of_the_user(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a.yaml").touch()
+    command = all_commands()[name]
+    for param in command.get_params(click.Context(command)):
+        if isinstance(param.type, click.Path):
+            place = "a" if param.type.dir_okay else "a.yaml"
+            assert str(param.type.convert(f"~/{place}", param, None)) == str(tmp_path / place), param.name
+
+
+def test_lists_models_and_results_of_the_home_of_the_user_are_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    tiny_restorer().save_pretrained(tmp_path / "model")
+    draw_picture(0).save(tmp_path / "a.png")
+    (tmp_path / "list").write_text("~/a.png\n")
+    for number, words in enumerate(("~/a.png", "~/*.png", "@~/list")):
+        run("restore", "~/model", words, f"--out=~/{number}.png")
+        assert (tmp_path / f"{number}.png").exists()
+        (tmp_path / f"{number}.png").unlink()
+    run("recipes", "semanir/denoise_color", "--out=~/r.yaml")
+    run("recipes", "semanir/denoise_color", "--out=~/r.yaml", code=2)
+    assert (tmp_path / "r.yaml").is_file() and not (tmp_path / "~").exists()
+
+
+@pytest.mark.parametrize("flag", ["-v", "--verbose", "-q", "--quiet", "--json", "-h", "--help"])
+@pytest.mark.parametrize("command", ["train", "data check"])
+def test_flags_of_a_command_may_stand_after_its_file(command, flag):
+    given = [*command.split(), "semanir/denoise_color", "--data.train.path", "./x y", flag, "--data.eval", "null"]
+    asked = flag in ("-h", "--help")
+    told = run(*given, code=0 if asked else 2).output
+    if flag == "--json" and command == "train":
+        assert "json" in told
+    else:
+        assert "unexpected argument" not in told and ("Usage: " if asked else "no data at ./x y") in told
+    assert ("Traceback" in told) == (flag in ("-v", "--verbose"))
 
 
 @pytest.mark.parametrize("name", sorted(all_commands()))

@@ -251,6 +251,22 @@ def read(monkeypatch) -> Callable[[], str]:
     return lambda: re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue())
 
 
+@pytest.mark.parametrize("width", [0, 1, 5, 19, 20, 80])
+def test_no_width_of_a_terminal_hides_anything(read, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_table(HEADER, ROWS, title="Scores", legend="higher is better")
+    print_rows([("source", "[x]")], title="What it is")
+    assert all(word in read() for word in ("Scores", "12.5", "[b]", "better", "source", "[x]"))
+
+
+@pytest.mark.parametrize("words", ["models", "doctor --offline", "recipes", "info denoise-color"])
+def test_a_list_is_printed_at_once_for_a_reader_of_its_first_line(monkeypatch, words):
+    told, echo = list[str](), click.echo
+    monkeypatch.setattr(click, "echo", lambda text="", **options: (told.append(text), echo(text, **options)))
+    run(*words.split(), code=0)
+    assert len(told) == 1 and "\n" in told[0]
+
+
 def test_in_a_pipe_lines_are_plain(capsys):
     print_table(HEADER, ROWS, title="Scores", legend="higher is better")
     print_rows([("source", "[x]"), ("a", 1)], title="What it is")

@@ -252,5 +252,5 @@ def test_files_are_found_from_the_working_folder_and_gone_ones_not_in_the_cache(
     monkeypatch.chdir(tmp_path)
     assert texts(DataSource("words")) == ["a"]
     (tmp_path / "words").rename(tmp_path / "moved")
-    with refused(SourceError, "confirms", "folder"):
+    with refused(SourceError, "the Hub", "folder"):
         open_source(DataSource("words"))

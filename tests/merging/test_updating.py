@@ -253,8 +253,12 @@ def test_a_kill_between_two_renames_is_put_right_first(kept, artifact):
 def test_files_are_shared_with_the_earlier_artifact_but_never_written_to(sources, kept, artifact, monkeypatch):
     """What a reader has opened, or a hard link elsewhere, keeps its content."""
     linked = shutil.copytree(artifact, artifact.with_name("linked"), copy_function=os.link)
-    before = contents(linked)
+    # What a link of the artifact leads to is somebody's too.
+    (artifact / "report.json").rename(mine := artifact.with_name("mine.json"))
+    (artifact / "report.json").symlink_to(mine)
+    before, told = contents(linked), mine.read_bytes()
     remove_task(artifact, "a")
+    assert mine.read_bytes() == told != (artifact / "report.json").read_bytes()
     add_task(artifact, "a2", str(sources / "a"), frozen=True)
     assert contents(linked) == before and (artifact / "emr_loader.py").samefile(linked / "emr_loader.py")
 

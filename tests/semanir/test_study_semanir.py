@@ -116,6 +116,20 @@ def test_pairs_are_made_from_a_seed_and_every_damage_damages(load, tmp_path):
             assert 0.5 < np.abs(one[0] - one[1]).mean() < 40
 
 
+def test_photographs_of_one_name_are_as_many_pairs_and_stand_upright(load, tmp_path):
+    places = ("1/a.png", "2/a.png", "2/a.jpg", "2/1-a-0.png", "turned.jpg")
+    (turned := Image.Exif())[0x112] = 6
+    for index, name in enumerate(places):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        picture = Image.new("RGB", (40, 24), (index * 40,) * 3)
+        picture.save(tmp_path / name, exif=turned if "turned" in name else Image.Exif())
+    load("make_pairs").make_pairs([tmp_path / name for name in places], tmp_path / "out", 0)
+    for kind in ("deblur", "weather"):
+        clean = [pair[1] for pair in read_pairs(tmp_path / "out" / kind)]
+        assert sorted(round(pixels.mean() / 40) for pixels in clean) == [*range(5)]
+        assert [pixels.shape[:2] for pixels in clean if pixels.mean() > 140] == [(40, 24)]
+
+
 def test_what_a_shaking_camera_sees(load):
     make_pairs, generator = load("make_pairs"), np.random.default_rng(0)
     even = np.full((30, 40, 3), 0.4)

@@ -1,6 +1,7 @@
 """Each setting of a run does what it says, and is told with the default that it really has; fp16 leaves steps out."""
 
 import ast
+import contextlib
 import dataclasses
 import json
 import re
@@ -15,14 +16,24 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from hf_ext.docstrings import read_entries
+from hf_ext.settings import Section, SettingsError
 from hf_ext.training import run as run_module
-from hf_ext.training.arguments import SCHEDULES, DataArguments, DataSource, SourcePart, TrainingArguments
+from hf_ext.training.arguments import (
+    SCHEDULES,
+    DataArguments,
+    DataSource,
+    SourcePart,
+    TrainingArguments,
+    apply_overrides,
+    build,
+)
 from hf_ext.training.evaluation import public_arguments
 from hf_ext.training.methods import TASKS, find_task, list_sections
 from hf_ext.training.optimizing import build_optimizer, build_schedule
 from hf_ext.training.run import make_accelerator
 from hf_ext.training.state import RunFolder
 from hf_ext_cli.main import main
+from tests.kit.refusals import refused
 
 from .launching import ROOT
 from .tiny import TinyConfig, TinyModel, TinyTask, make_arguments, run
@@ -164,3 +175,16 @@ def test_the_kernel_that_hides_skipped_steps_is_not_taken(tmp_path, examples):
     assert is_fused(mixed_precision="no") and not is_fused(mixed_precision="fp16")
     with pytest.raises(ValueError):
         is_fused(mixed_precision="fp16", optim_args={"fused": True})
+
+
+@pytest.mark.parametrize(
+    ("word", "number"),
+    [("1e1", 10), ("+2E2", 200), ("1.0e+1", 10), ("1.5e1", 15), ("15e-1", None), ("1e999", None), ("1.5", None)],
+)
+@pytest.mark.parametrize("field", ["max_steps", "data.num_workers", "per_device_eval_batch_size"])
+def test_a_whole_number_may_have_an_exponent(field, word, number):
+    given = Section({"method": "semanir", "output_dir": "run", "data": Section({"train": {"path": "p"}})})
+    with contextlib.nullcontext() if number else refused(SettingsError, field.rpartition(".")[2], "int"):
+        built = build(TrainingArguments, apply_overrides(given, [f"--{field}", word]))
+        owner = built.data_arguments if "." in field else built
+        assert (found := getattr(owner, field.rpartition(".")[2])) == number and type(found) is int
