@@ -134,7 +134,7 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
         past = only_cache(kwargs.pop("cache", None), kwargs.pop("past_key_values", None))
         return super().generate(*args, **kwargs, **({} if past is None else {_CACHE: past}))
 
-    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
         """Gives `generate` no positions: those of a stream follow one another."""
 
     def _prepare_cache_for_generation(  # type: ignore[override]
