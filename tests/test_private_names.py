@@ -24,7 +24,7 @@ NAMES = {
     "_save_to_state_dict",
     "torch.nn.modules.conv": "_ConvNd",
     "torch.utils._pytree": "tree_flatten tree_unflatten",
-    "transformers:GenerationMixin": "_prepare_cache_for_generation",
+    "transformers:GenerationMixin": "_prepare_cache_for_generation _prepare_position_ids_for_generation",
     "transformers:Pipeline": "_load_feature_extractor _load_image_processor _load_processor _load_tokenizer "
     "_load_video_processor",
     "transformers:PreTrainedConfig": "_attn_implementation _experts_implementation",

@@ -43,12 +43,22 @@ def memory_of_call(model: SemanIRModel, tokens: int, output_hidden_states: bool)
         return None
     if torch.is_grad_enabled() or output_hidden_states or model.memory_budget is None:
         return None
+    if not _is_own(model.body):
+        return None
     weight = model.extractor.weight
     cache = _CACHE * torch.get_num_threads() if weight.device.type == "cpu" else model.memory_budget
     memory = min(model.memory_budget, cache)
     if tokens * _LAYER_MAPS * model.body.out_dim * weight.element_size() <= memory:
         return None
     return None if any(map(_is_observed, model.modules())) else memory
+
+
+def _is_own(body: nn.Module) -> bool:
+    """True if the strips can walk through a body: no adapter, compiled module or other part stands in for a stage."""
+    lists = {SemanIRColumn: ["stages"], SemanIRUShape: ["down_stages", "up_stages"]}.get(type(body), [])
+    stages = [stage for name in lists for stage in getattr(body, name)]
+    refinement = getattr(body, "refinement", None)
+    return bool(stages) and {type(stage) for stage in stages} | {type(refinement)} <= {SemanIRStage, type(None)}
 
 
 def _is_observed(module: nn.Module) -> bool:
@@ -81,7 +91,7 @@ class Strips:
     def extract(self, model: SemanIRModel, images: Tensor, top_k: int) -> Tensor:
         """`model.body(model.extractor(images), top_k)`."""
         body = model.body
-        channels = 4 * model.extractor.out_channels
+        channels = 4 * model.config.embed_dim
         features = self.by_rows(model.extractor, images, channels=channels, halo=1)
         features = self.by_rows(body.first_norm, features, channels=channels, into=features)
         if isinstance(body, SemanIRUShape):
@@ -122,8 +132,7 @@ class Strips:
         def join(features: Tensor, skip: Tensor) -> Tensor:
             return reduction(torch.cat([upsample(features), skip], dim=1))
 
-        into = None if isinstance(reduction, nn.Identity) else skip
-        return self.by_rows(join, features, skip, channels=16 * features.shape[1], halo=1, into=into)
+        return self.by_rows(join, features, skip, channels=16 * features.shape[1], halo=1, into=skip)
 
     def _stage(self, stage: nn.Module, features: Tensor, top_k: int) -> Tensor:
         assert isinstance(stage, SemanIRStage)
@@ -159,7 +168,8 @@ def by_rows(
     included (those of the first map when not given), and `halo` counts in these units too. `channels` says how many
     temporary values there are for each of the `rows` times the width of the first map, and `memory` how many bytes all
     of them may take; at least one row is computed at a time. `into`, one of the maps, is overwritten with the result
-    if it has its dtype: `function` may then read its rows without halo only, as the rows above hold results already.
+    if it has its dtype and channels: `function` may then read its rows without halo only, as the rows above hold
+    results already.
     """
     first = maps[0]
     rows = first.shape[-2] if rows is None else rows
@@ -178,7 +188,7 @@ def by_rows(
                 parts[index] = torch.cat([above, each[:, :, start * factors[index] : bottom * factors[index]]], dim=2)
         part = function(*parts)
         factor = part.shape[-2] // (bottom - top)
-        if result is None and into is not None and into.dtype == part.dtype:
+        if result is None and into is not None and (into.dtype, into.shape[1]) == (part.dtype, part.shape[1]):
             result = into
         elif result is None:
             # Channels last in memory, as in the part.

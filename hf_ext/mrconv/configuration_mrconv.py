@@ -175,6 +175,12 @@ class MRConvConfig(PreTrainedConfig):
         kwargs["auto_map"] = {auto: path.rpartition("--")[2] for auto, path in named.items()}
         super().__post_init__(**kwargs)
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As [`~transformers.PreTrainedConfig.from_dict`]; fields of a file are checked with those in their place."""
+        given = {name: kwargs.pop(name) for name in MRConvConfig.__annotations__.keys() & kwargs.keys()}
+        return super().from_dict({**config_dict, **given}, **kwargs)
+
     @property
     def branches(self) -> list[tuple[int, int]]:
         """`list[tuple[int, int]]`: Distance of the taps and length in samples of each resolution of a layer."""
@@ -218,4 +224,4 @@ class MRConvConfig(PreTrainedConfig):
             sizes, pairs = {count, len(mean or ()), len(std or ())}, zip(mean or (), std or (), strict=False)
             if len(sizes) > 1 or not all(math.isfinite(center) and 0 < spread < math.inf for center, spread in pairs):
                 wrong = f"`{name}_mean` is {mean} and `{name}_std` {std}"
-                raise ValueError(f"{wrong}; give both, {count} finite numbers each, spreads over 0.")
+                raise ValueError(f"{wrong}; give both, {count} finite numbers each, spreads over 0, or None for both.")

@@ -9,7 +9,7 @@ Shapes: batch B, channels D, length L; hidden states [B, L, D], inside of a conv
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from numbers import Real
 from typing import Any, Self
@@ -41,10 +41,7 @@ from .ops_mrconv import (
 logger = logging.get_logger(__name__)
 
 # Arguments of other models that MRConv has no meaning for, and why.
-_REFUSED = {
-    "token_type_ids": "there are no segments: MRConvForRetrieval takes two documents as `input_ids`, `input_ids_2`",
-    "cache_params": "the state of a sequence is passed as `cache`",
-}
+_REFUSED = {"cache_params": "the state of a sequence is passed as `cache`"}
 # Arguments that transformers adds to a model's own inputs: its Trainer, `generate`, its recording of outputs, and its
 # collators, which bound packed keys apart from packed queries.
 _PASSED_ON = {
@@ -294,7 +291,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         if start is not None and stop is not None:
             u = torch.where(valid_positions(u, start, stop), u, 0)
         if cache is not None:
-            streamed: Tensor = cache.convolve(self.layer_index, u, self.streaming_kernel, self.parameters)
+            streamed: Tensor = cache.convolve(self.layer_index, u, self.streaming_kernel, self.sources)
             return streamed
         if packing is not None:  # of `packing_mrconv`
             spans: list[Span] = [(None, group.lengths) for group in packing.groups]
@@ -314,6 +311,12 @@ class MRConvLayer(MRConvPreciseBuffers):
             if isinstance(outputs, list):
                 return outputs
         return self._merged_forward(inputs)
+
+    def sources(self) -> Iterator[Tensor]:
+        """Values that the merged kernel is made of; an adapter makes alpha of parameters outside of the layer."""
+        if not self.reparameterized:
+            yield self.alpha
+        yield from self.parameters()
 
     def branch_kernels(self, rate: float | None = None) -> tuple[list[Tensor], list[Tensor] | None]:
         """The N kernels (channels, l_i) as they are convolved, or at another rate; and those ahead of it, or None."""
@@ -379,7 +382,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         if self.direct:
             return [self._sum_over_taps(u) for u in inputs]
         capturing = inputs[0].is_cuda and torch.cuda.is_current_stream_capturing()
-        trained = torch.is_grad_enabled() and any(value.requires_grad for value in self.parameters())
+        trained = torch.is_grad_enabled() and any(value.requires_grad for value in self.sources())
         if trained or capturing or torch.compiler.is_compiling() or Forms.is_transformed():
             # Whoever differentiates or records the operations needs all of them, and values cannot be looked at.
             kernel, ahead, bias = self.merged()
@@ -494,6 +497,8 @@ class MRConvPreTrainedModel(PreTrainedModel):
     _can_record_outputs = {"hidden_states": OutputRecorder(MRConvBlock)}
     # What a folder names: the heads whose code transformers copies with that of the saved one.
     code_beside = AUTO_MAP
+    # A loss is a mean over the batch, but where a head says otherwise: Trainer divides by the steps it accumulates.
+    accepts_loss_kwargs = False
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """As [`~transformers.PreTrainedModel.save_pretrained`]; the folder names the heads whose code lies in it."""

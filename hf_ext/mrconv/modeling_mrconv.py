@@ -51,7 +51,7 @@ def as_booleans(name: str, mask: Tensor) -> Tensor:
 def valid_range(valid: Tensor | None, streaming: bool) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
     """First valid position of each sample, first after the last, and the mask as booleans; None where all are valid.
     They are one run. When streaming, a sample may have none in this chunk."""
-    checked = not torch.compiler.is_compiling()
+    checked = not torch.compiler.is_compiling() and not torch.jit.is_tracing()
     # On a CPU it costs nothing to look.
     if valid is None or (checked and valid.device.type == "cpu" and bool(valid.all())):
         return None, None, None
@@ -187,7 +187,11 @@ class MRConvModel(MRConvPreTrainedModel):
             >>> model(input_values=torch.rand(2, 50, 3)).last_hidden_state.shape
             torch.Size([2, 50, 16])
         """
-        cache = only_cache(cache, kwargs.pop("past_key_values", None))
+        cache, segments = only_cache(cache, kwargs.pop("past_key_values", None)), kwargs.pop("token_type_ids", None)
+        if segments is not None and not torch.compiler.is_compiling():
+            # A tokenizer of BERT gives them with one text too.
+            why = "there are no segments: MRConvForRetrieval takes two documents as `input_ids`, `input_ids_2`"
+            require_all(segments == 0, f"`token_type_ids` has other numbers than 0, but {why}.")
         refuse_unknown({name: value for name, value in kwargs.items() if name not in _PACKING})
         if position_ids is None:
             refuse_packing(kwargs, "the sequences of a row are told apart by `position_ids`, which are missing")
@@ -286,9 +290,6 @@ class MRConvModel(MRConvPreTrainedModel):
 class MRConvForSequenceClassification(MRConvPreTrainedModel):
     """MRConv with a linear classifier on the mean of the last hidden state, for tokens or a continuous input."""
 
-    # The loss is a mean over the batch: Trainer has to divide by the steps that it accumulates.
-    accepts_loss_kwargs = False
-
     def __init__(self, config: MRConvConfig):
         super().__init__(config)
         self.num_labels = config.num_labels or 0
@@ -307,11 +308,12 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         input_values: Tensor | None = None,
         labels: Tensor | None = None,
+        observed_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """
         Args:
-            input_ids, attention_mask, inputs_embeds, input_values:
+            input_ids, attention_mask, inputs_embeds, input_values, observed_mask:
                 As in [`MRConvModel`]. The mean is taken over the valid positions.
             labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
                 Classes from 0; or float targets of shape `(batch_size, num_labels)`, by `config.problem_type`. With
@@ -332,6 +334,7 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
             torch.Size([2, 10])
         """
         refuse_packing(kwargs)
+        kwargs |= {"observed_mask": observed_mask}
         outputs = self.model(input_ids, attention_mask, inputs_embeds, input_values, **kwargs)
         valid = None if attention_mask is None else attention_mask != 0
         return self.answer(masked_mean(outputs.last_hidden_state, valid), labels, outputs)
@@ -358,7 +361,12 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
 
     @can_return_tuple
     def forward(
-        self, input_values: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
+        self,
+        input_values: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        observed_mask: Tensor | None = None,
+        **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """
         Args:
@@ -366,7 +374,7 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
                 Waveforms as the feature extractor returns them, at `config.sampling_rate`.
             attention_mask (`torch.Tensor` of shape `(batch_size, samples)`, *optional*):
                 1 at valid samples, one run in each row.
-            labels: As in [`MRConvForSequenceClassification`], whose outputs and errors these are too.
+            labels, observed_mask: As in [`MRConvForSequenceClassification`], whose outputs and errors these are too.
 
         Example:
             >>> import torch
@@ -375,7 +383,8 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
             >>> MRConvForAudioClassification(config)(torch.rand(2, 800)).logits.shape
             torch.Size([2, 10])
         """
-        return super().forward(attention_mask=attention_mask, input_values=input_values, labels=labels, **kwargs)
+        kwargs |= {"attention_mask": attention_mask, "observed_mask": observed_mask}
+        return super().forward(input_values=input_values, labels=labels, **kwargs)
 
 
 class MRConvForImageClassification(MRConvForSequenceClassification):
@@ -390,6 +399,8 @@ class MRConvForImageClassification(MRConvForSequenceClassification):
         pixel_values: Tensor | None = None,
         input_values: Tensor | None = None,
         labels: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        observed_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """
@@ -398,7 +409,8 @@ class MRConvForImageClassification(MRConvForSequenceClassification):
                 Images as the image processor returns them.
             input_values (`torch.Tensor` of shape `(batch_size, height * width, input_size)`, *optional*):
                 The same as sequences, instead of `pixel_values`.
-            labels: As in [`MRConvForSequenceClassification`], whose outputs these are too.
+            labels, attention_mask, observed_mask:
+                As in [`MRConvForSequenceClassification`], whose outputs these are too.
 
         Raises:
             ValueError, TypeError: As there; or both inputs are given, or the shape of `pixel_values` does not fit.
@@ -417,6 +429,7 @@ class MRConvForImageClassification(MRConvForSequenceClassification):
                     f"(batch_size, {self.config.input_size}, height, width), and no `input_values` beside it."
                 )
             input_values = pixel_values.flatten(2).transpose(1, 2)
+        kwargs |= {"attention_mask": attention_mask, "observed_mask": observed_mask}
         return super().forward(input_values=input_values, labels=labels, **kwargs)
 
 

@@ -163,9 +163,6 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
 class MRConvNextForImageClassification(MRConvNextPreTrainedModel):
     """MRConvNeXt with a linear classifier on the normalised mean of the last map."""
 
-    # The loss is a mean over the batch: Trainer has to divide by the steps that it accumulates.
-    accepts_loss_kwargs = False
-
     def __init__(self, config: MRConvNextConfig):
         super().__init__(config)
         self.num_labels = config.num_labels or 0

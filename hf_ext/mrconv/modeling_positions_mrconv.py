@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput, TokenClassifierOutput
 from transformers.modeling_utils import slice_logits_to_keep
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
 from .configuration_mrconv import AUTO_MAP_OF_POSITIONS, MRConvConfig
@@ -23,6 +24,8 @@ from .streaming_mrconv import MRConvCache
 # The name of the cache in outputs and in `generate`: `past_key_values` up to transformers 5.23, `cache` since then.
 _CACHE = fields(CausalLMOutputWithPast)[2].name
 
+# Trainer smooths the labels of next tokens only for classes that are named here: the Auto class does not enter them.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["mrconv"] = "MRConvForCausalLM"
 MRConvModel.read_packing = staticmethod(read_packing)  # type: ignore[method-assign]
 
 
@@ -41,7 +44,7 @@ def fit_positions(labels: Tensor, logits: Tensor) -> Any:
 class MRConvLanguageModel(MRConvPreTrainedModel):
     """Base of the language models: a body, and an output layer that may be its embedding."""
 
-    code_beside = AUTO_MAP_OF_POSITIONS
+    code_beside, accepts_loss_kwargs = AUTO_MAP_OF_POSITIONS, True
     _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}
     looks_ahead: ClassVar[bool]
 
@@ -82,6 +85,7 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         past_key_values: MRConvCache | None = None,
+        position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """
@@ -93,8 +97,8 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
             logits_to_keep (`int` or `torch.Tensor`, *optional*, defaults to 0):
                 Number of last positions that get logits, 0 for all; or the positions.
             past_key_values: The name of `cache` up to transformers 5.23.
-            position_ids: Packed sequences, as in [`MRConvModel`]; by name only. The first token of a sequence is not
-                predicted from the one before it.
+            position_ids: Packed sequences, as in [`MRConvModel`]. The first token of a sequence is not predicted from
+                the one before it.
 
         Returns:
             [`~transformers.modeling_outputs.CausalLMOutputWithPast`]: `logits` of shape `(batch_size, length,
@@ -113,13 +117,13 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
         cache = only_cache(cache, past_key_values)
         if cache is None and use_cache:
             cache = MRConvCache(self.config)
-        outputs = self.model(input_ids, attention_mask, inputs_embeds, cache=cache, **kwargs)
+        outputs = self.model(input_ids, attention_mask, inputs_embeds, None, cache, position_ids, **kwargs)
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
             labels = fit_positions(labels, logits)
             valid = None if attention_mask is None else attention_mask != 0
-            starts = find_starts((labels.shape[0], labels.shape[1]), valid, kwargs.get("position_ids"))
+            starts = find_starts((labels.shape[0], labels.shape[1]), valid, position_ids)
             if starts is not None:
                 labels = labels.masked_fill(starts, -100)  # type: ignore[assignment]
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
@@ -129,6 +133,9 @@ class MRConvForCausalLM(MRConvLanguageModel, GenerationMixin):
         """As [`~transformers.GenerationMixin.generate`], with either name of the cache."""
         past = only_cache(kwargs.pop("cache", None), kwargs.pop("past_key_values", None))
         return super().generate(*args, **kwargs, **({} if past is None else {_CACHE: past}))
+
+    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
+        """Gives `generate` no positions: those of a stream follow one another."""
 
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -155,11 +162,12 @@ class MRConvForMaskedLM(MRConvLanguageModel):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: torch.LongTensor | None = None,
+        position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
         """
         Args:
-            input_ids, attention_mask, inputs_embeds: As in [`MRConvModel`].
+            input_ids, attention_mask, inputs_embeds, position_ids: As in [`MRConvModel`].
             labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
                 The tokens at masked positions, -100 elsewhere, as `DataCollatorForLanguageModeling` makes them.
 
@@ -175,7 +183,7 @@ class MRConvForMaskedLM(MRConvLanguageModel):
             torch.Size([1, 3, 100])
         """
         count = kwargs.pop("num_items_in_batch", None)
-        outputs = self.model(input_ids, attention_mask, inputs_embeds, **kwargs)
+        outputs = self.model(input_ids, attention_mask, inputs_embeds, position_ids=position_ids, **kwargs)
         logits = self.lm_head(outputs.last_hidden_state)
         loss = None
         if labels is not None:
@@ -187,7 +195,7 @@ class MRConvForMaskedLM(MRConvLanguageModel):
 class MRConvForTokenClassification(MRConvPreTrainedModel):
     """MRConv with a class at every position, for tokens or a continuous input; a causal one streams."""
 
-    code_beside = AUTO_MAP_OF_POSITIONS
+    code_beside, accepts_loss_kwargs = AUTO_MAP_OF_POSITIONS, True
 
     def __init__(self, config: MRConvConfig):
         super().__init__(config)
@@ -204,11 +212,14 @@ class MRConvForTokenClassification(MRConvPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         input_values: Tensor | None = None,
         labels: torch.LongTensor | None = None,
+        position_ids: Tensor | None = None,
+        observed_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> TokenClassifierOutput:
         """
         Args:
-            input_ids, attention_mask, inputs_embeds, input_values, cache: As in [`MRConvModel`].
+            input_ids, attention_mask, inputs_embeds, input_values, cache, position_ids, observed_mask:
+                As in [`MRConvModel`].
             labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
                 The class of each position; -100 where there is none, as at padding.
 
@@ -224,6 +235,7 @@ class MRConvForTokenClassification(MRConvPreTrainedModel):
             torch.Size([1, 3, 5])
         """
         count = kwargs.pop("num_items_in_batch", None)
+        kwargs |= {"position_ids": position_ids, "observed_mask": observed_mask}
         outputs = self.model(input_ids, attention_mask, inputs_embeds, input_values, **kwargs)
         logits = self.classifier(outputs.last_hidden_state)
         loss = None

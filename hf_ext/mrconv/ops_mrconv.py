@@ -26,10 +26,11 @@ class Forms:
 
     @staticmethod
     def is_transformed() -> bool:
-        """True in a transform of `torch.func` or a forward-mode derivative: these follow plain expressions only."""
+        """True in a transform of `torch.func`, a forward-mode derivative or a trace: these follow plain forms only."""
         if torch.compiler.is_compiling():
             return False
-        return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+        derived = torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+        return derived or torch.jit.is_tracing()
 
     @staticmethod
     def fast(name: str) -> Callable[..., Any] | None:
@@ -59,8 +60,8 @@ def fft_size(length: int) -> int:
 
 def convolution_size(length: int, taps: int, backward_taps: int = 0) -> int:
     """FFT size at which [`long_conv`] computes: what wraps around falls outside of the outputs that are kept."""
-    if isinstance(length, torch.SymInt):
-        # Compiled for any length: no search for a fast size, and nothing that depends on which one is longer.
+    if isinstance(length, (torch.SymInt, Tensor)):
+        # Compiled or traced for any length: no search for a fast size, nor a choice of the longer one.
         return length + taps + backward_taps
     return fft_size(length + max(min(taps, length) - 1, min(backward_taps, length - 1), 0))
 
@@ -142,7 +143,7 @@ def long_conv(
     length, dtype = u.shape[2], _working_dtype(u.dtype)
     wings = [kernel] if backward_kernel is None else [kernel, backward_kernel]
     n = convolution_size(length, *(wing.shape[1] for wing in wings))
-    if not isinstance(length, torch.SymInt):
+    if not isinstance(length, (torch.SymInt, Tensor)):
         wings = [wing[:, :reach] for wing, reach in zip(wings, (length, length - 1), strict=False)]
     if spectrum is not None:
         points = 2 * (spectrum.shape[-1] - 1)

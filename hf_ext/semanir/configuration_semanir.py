@@ -209,9 +209,8 @@ class SemanIRConfig(PreTrainedConfig):
             if width % heads:
                 raise ValueError(f"`num_heads[{level}]` is {heads}; it must divide the width {width} of that stage.")
         if self.architecture == "columnar" and self.refinement_depth:
-            raise ValueError(
-                f"`refinement_depth` is {self.refinement_depth}; a columnar model has no refinement stage, give 0."
-            )
+            told = f"`refinement_depth` is {self.refinement_depth}; a columnar model has no refinement stage"
+            raise ValueError(f"{told}, give 0.")
         if self.architecture == "u-shaped" and len(self.depths) < 2:
             raise ValueError(f"`depths` is {self.depths}; a u-shaped model needs at least two levels.")
         if self.architecture == "u-shaped" and self.embed_dim % 2:

@@ -263,6 +263,8 @@ class SemanIRPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["SemanIRStage"]
     # Where gradient checkpointing with adapters starts the graph.
     _input_embed_layer = "extractor"
+    # The loss is a mean over the batch: Trainer has to divide by the steps that it accumulates.
+    accepts_loss_kwargs = False
     _can_record_outputs = {"hidden_states": OutputRecorder(SemanIRStage)}
     _memory_budget: int | None = 512 * 2**20
 

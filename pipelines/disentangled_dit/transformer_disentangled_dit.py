@@ -360,6 +360,9 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 if values.ndim != 2 or values.shape[1] != self.CONTROL_SIZES[name]:
                     wanted = f"must have shape (batch, {self.CONTROL_SIZES[name]})"
                     raise ValueError(f"Control {name!r} {wanted}, got {tuple(values.shape)}.")
+                if 1 != len(values) != len(timestep) != 1:
+                    told = f"Control {name!r} has {len(values)} rows, and the batch {len(timestep)}: give one a sample"
+                    raise ValueError(f"{told}. A cache that halves the batch, as FasterCache, knows no controls.")
                 features = self.time_proj(values.flatten()).unflatten(0, values.shape).flatten(1)
                 weight = self.control_weight(timestep, self.config.control_alpha[name])
                 total = total + weight[:, None].to(dtype) * embedder(features.to(dtype))

@@ -187,6 +187,7 @@ def test_bad_inputs():
     latents, labels = torch.randn(2, 3, 6, 10), torch.tensor([0, 1])
     given = {"timestep": 5, "class_labels": labels}
     whole = {"hidden_states": latents, **given}
+    halved = {**whole, "timestep": torch.ones(2), "controls": {"crop": torch.ones(4, 2)}}
     for message, network, inputs in (
         ("needs `hidden_states`; `timestep` or", model, {**whole, "timestep": None}),
         ("and `class_labels`", model, {**whole, "class_labels": None}),
@@ -196,6 +197,7 @@ def test_bad_inputs():
         ("integers of shape .* from 0 to 5", model, {**whole, "class_labels": labels + 0.5}),
         ("no controls \\['flip'\\]; it has \\['crop'\\]", model, {**given, "controls": {"flip": labels[:, None]}}),
         (r"'crop' must have shape \(batch, 2\)", model, {**given, "controls": {"crop": labels[:, None]}}),
+        ("'crop' has 4 rows, and the batch 2: .* FasterCache", model, halved),
         *(
             ("finite `scale` only", model, {**whole, "attention_kwargs": it})
             for it in ({"mask": 1}, {"scale": None}, [1])

@@ -182,6 +182,16 @@ class TrainerTesterMixin(ModelTester):
         assert len(losses) == self.trainer_steps
         assert sum(losses[-3:]) < 0.9 * sum(losses[:3]), losses
 
+    def test_steps_that_are_accumulated_add_up_to_one_batch(self, tmp_path):
+        torch.manual_seed(0)
+        model, inputs = self.model_class(self.make_config()), self.make_inputs()
+        options = {"gradient_accumulation_steps": 2, "report_to": [], "use_cpu": True}
+        trainer = Trainer(model, TrainingArguments(str(tmp_path), **options), train_dataset=[inputs])
+        trainer.current_gradient_accumulation_steps = 2
+        batches, count = trainer.get_batch_samples(iter([inputs, inputs]), 2, torch.device("cpu"))
+        found = sum(trainer.training_step(model, dict(batch), count) for batch in batches)
+        torch.testing.assert_close(found, model(**inputs).loss.detach(), atol=1e-5, rtol=1e-5)
+
 
 class LoraTesterMixin(ModelTester):
     """Adapters by peft, trained as Trainer and the package's loop train: in training mode."""

@@ -2,6 +2,7 @@
 
 import json
 
+import peft
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -176,3 +177,49 @@ def test_parts_on_a_processor_are_those_that_its_cache_holds():
         for budget, parts in {512 * 2**20: cache, cache - 1: cache - 1, None: None}.items():
             model.memory_budget = budget
             assert memory_of_call(model, 12_000_000, False) == parts
+
+
+class StandIn(torch.nn.Module):
+    """A wrapper that calls the part in whose place it stands."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def __getattr__(self, name):
+        return super().__getattr__(name) if name == "part" else getattr(self.part, name)
+
+    def forward(self, *given):
+        return self.part(*given)
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        *((COLUMNAR, place) for place in ("extractor", "body", "body.stages.1", "body.stages.0.layers.1")),
+        *((COLUMNAR, place) for place in ("body.stages.1.convolution", "body.first_norm")),
+        *((STRIDED, place) for place in ("body", "body.down_stages.2", "body.up_stages.0", "body.refinement")),
+        *((STRIDED, place) for place in ("body.upsamples.0", "body.downsamples.1", "body.reductions.1")),
+    ],
+)
+def test_parts_in_whose_place_an_adapter_stands(fields, place):
+    model, images = make_model(**fields), make_images(1, 3, 23, 18)
+    expected = restore_within(None, model, images)
+    model.model.set_submodule(place, StandIn(model.model.get_submodule(place)))
+    torch.testing.assert_close(restore_within(1, model, images), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": ["extractor", "query_key_value"]},
+        {"target_modules": ["query_key_value"], "modules_to_save": ["stages.1"]},
+        {"target_modules": ["extractor"], "modules_to_save": ["body"]},
+    ],
+)
+def test_a_trained_adapter_is_evaluated_in_parts(options):
+    adapted = peft.get_peft_model(make_model(**COLUMNAR), peft.LoraConfig(**options, init_lora_weights=False)).eval()
+    model, images = adapted.get_base_model(), make_images(1, 3, 23, 18)
+    expected = restore_within(None, model, images)
+    torch.testing.assert_close(restore_within(1, model, images), expected, atol=1e-5, rtol=0)
