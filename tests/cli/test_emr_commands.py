@@ -79,7 +79,10 @@ def test_a_checkpoint_has_no_name_of_a_file(tmp_path, monkeypatch):
 
 def test_the_help_has_the_methods_options_with_their_defaults():
     merge = main.get_command(click.Context(main), "merge")
-    options = {option.name: option for option in merge.params}
+    options = {
+        option.name: option
+        for option in merge.get_params(click.Context(merge, parent=click.Context(main, **main.context_settings)))
+    }
     assert tuple(options["method"].type.choices) == tuple(METHODS)
     for name, holders in options_by_name().items():
         for holder, own in holders.items():
