@@ -105,5 +105,5 @@ if __name__ == "__main__":
         measure,
         draw,
         data="~/.cache/hf_ext_released/data",
-        models=["examples/released/reached/super-resolution-x2-second", "super-resolution-x2"],
+        models=["examples/released/reached/super-resolution-x2-third", "super-resolution-x2"],
     )
