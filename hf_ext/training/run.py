@@ -185,6 +185,8 @@ class Run:
         self.arguments = arguments
         self.folder = folder
         self.progress = Progress()
+        # The step whose state this process has written.
+        self.saved_step: int | None = None
         self.metrics: dict[str, float] = {}
         check_installed(*["tensorboard"] * ("tensorboard" in arguments.trackers), "matplotlib")
         if not (isinstance(callbacks, Sequence) and all(isinstance(one, Callback) for one in callbacks)):
