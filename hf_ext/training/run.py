@@ -264,7 +264,8 @@ class Run:
         seed_step(arguments.seed, self.accelerator.device)
         assert self.train_data is not None
         check_workers(self.train_data, arguments.data_arguments.num_workers, self.accelerator.num_processes)
-        self.groups = self.task.read_data(self.train_data)
+        with self.ranks.share_scans():
+            self.groups = self.task.read_data(self.train_data)
         if (epochs := arguments.num_train_epochs) is not None:
             if isinstance(self.train_data, datasets.IterableDataset):
                 raise UsageError("num_train_epochs needs the number of examples, unknown for a stream: set max_steps.")
