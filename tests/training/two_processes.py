@@ -79,14 +79,15 @@ def fail(root: Path, case: str) -> None:
 
     forget_accelerate()
     limit = {"timeout_minutes": 0.1} if case == "busy" else {}
-    said, kind = io.StringIO(), ""
+    said, kind, process = io.StringIO(), "", ""
     with contextlib.redirect_stderr(said):
         try:
             arguments = make_arguments(root / "run", root / "examples", **limit)
             train(FailingTask(), arguments, None, None, [SlowPush()])
         except Exception as error:
-            kind = type(error).__name__
-    (root / f"ended-{os.environ['RANK']}.json").write_text(json.dumps({"kind": kind, "said": said.getvalue()}))
+            kind, process = type(error).__name__, str(error).partition(" of ")[0]
+    ending = {"kind": kind, "said": said.getvalue(), "process": process}
+    (root / f"ended-{os.environ['RANK']}.json").write_text(json.dumps(ending))
     # Without the group's own farewell, for which the other one would have to be there.
     os._exit(0)
 
