@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from accelerate import Accelerator, PartialState
@@ -24,6 +25,7 @@ _BARS = {
 }
 
 Value = TypeVar("Value")
+Given = ParamSpec("Given")
 
 
 # The processes' own group and the one for words.
@@ -111,6 +113,15 @@ class Ranks:
         given: Value = self.of_first(found)
         return given
 
+    @contextlib.contextmanager
+    def share_scans(self) -> Iterator[None]:
+        """A block in which all processes call the same functions that are [`scanned`]."""
+        _scanning.append(self)
+        try:
+            yield
+        finally:
+            _scanning.pop()
+
     def part(self) -> None:
         """Lets the groups last until this process exits, where they are ended: it may begin another run."""
         if self.count > 1:
@@ -149,6 +160,21 @@ class Ranks:
             yield
         if self.index == 0:
             self.agree(None)
+
+
+# The processes whose scans are shared now.
+_scanning: list[Ranks] = []
+
+
+def scanned(function: Callable[Given, Value]) -> Callable[Given, Value]:
+    """Decorates what reads much data: where all processes of a training call it, the first one does for all."""
+
+    @functools.wraps(function)
+    def shared(*values: Given.args, **options: Given.kwargs) -> Value:
+        find = functools.partial(function, *values, **options)
+        return _scanning[-1].ask_first(find) if _scanning else find()
+
+    return shared
 
 
 def require_device(device: str | None) -> str:

@@ -33,6 +33,7 @@ from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
+from ..distributed import scanned
 from ..errors import DataError, UsageError
 from .checks import Scores, column, require
 from .diffusion_data import Crops, Size, cut_view, encode_posterior, load_autoencoder, read_row, to_pixels, unpack_row
@@ -180,11 +181,8 @@ class DisentangledDiTTask(Task):
         column = next((name for name in ("latent_shape", "json") if name in features and "latent" in features), None)
         if column is None or isinstance(data, datasets.IterableDataset):
             return None
-        told = data.select_columns([column])[:][column]
-        shapes = np.array(told if column == "latent_shape" else [row["latent_shape"] for row in told])
-        self._areas = np.unique(shapes[..., -2:].prod(-1)).tolist()
-        groups: np.ndarray = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
-        return groups if groups.any() else None
+        self._areas, groups = _group_shapes(data, column)
+        return groups
 
     def model_fields(self) -> dict[str, Any]:
         """The network's settings that follow from the schedule: the number of timesteps."""
@@ -441,3 +439,12 @@ class DisentangledDiTTask(Task):
 
     def describe(self) -> dict[str, Any]:
         return {"objective": self.objective, "image_size": list(self.size), "eval_timesteps": self.eval_timesteps}
+
+
+@scanned
+def _group_shapes(data: datasets.Dataset, column: str) -> tuple[list[int], np.ndarray | None]:
+    """The areas of latents, and a number for each of them by its shape, if there are several."""
+    told = data.select_columns([column])[:][column]
+    shapes = np.array(told if column == "latent_shape" else [row["latent_shape"] for row in told])
+    groups: np.ndarray = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
+    return np.unique(shapes[..., -2:].prod(-1)).tolist(), groups if groups.any() else None

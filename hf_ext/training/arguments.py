@@ -166,7 +166,7 @@ class TrainingArguments:
         logging_steps (`int`, defaults to 10): Steps between rows of `metrics.jsonl`.
         eval_steps (`int`, defaults to 500): Steps between evaluations; the last step is always evaluated.
         early_stopping_patience (`int`, defaults to 0): Evaluations in a row without a best that end a run; 0 is off.
-        save_steps (`int`, defaults to 500): Steps between resume states; the last step is always saved.
+        save_steps (`int`, defaults to 500): Steps between resume states; evaluations and the last step have one too.
         save_minutes (`float`, defaults to 0.0): Most minutes between two resume states; 0 is off.
         deadline_minutes (`float`, defaults to 0.0): Minutes after which the run saves its state and ends; 0 is off.
         timeout_minutes (`float`, defaults to 1440.0):

@@ -24,7 +24,7 @@ from .launcher import honour_launcher
 from .optimizing import clear_gradients, clip_gradients, own_part
 from .pushing import PushModels
 from .run import Run, gather_weights, name_failures, plain_class, seed_step
-from .state import RunFolder, clear_write_errors, keep_others, save_state
+from .state import RunFolder, clear_write_errors, keep_others, save_progress, save_state
 from .stopping import END, EVALUATE, EvaluationStopped, Stopping
 from .task import Task
 
@@ -92,7 +92,8 @@ class _Training(Run):
     #   loss       the task's; backward; gradients are summed over the passes and averaged over the processes
     #   update     clipped norm, AdamW, schedule, weight average
     #   log        every logging_steps: one row, which is also where a loss that is not finite ends the run
-    #   evaluate   every eval_steps, with the averaged weights; the best ones become best/
+    #   evaluate   every eval_steps, with the averaged weights; the best ones become best/. The resume state is written
+    #              before, and its progress again after it
     #   save       every save_steps: snapshot/, then, last of all, the resume state
     #   stop       a signal or the clock asks for a state now, and mostly for the end (`stopping`)
     # No step reads a random state that an earlier one left. So a run that is continued from a state goes on as the run
@@ -275,7 +276,7 @@ class _Training(Run):
 
     def _checkpoint(self, save: bool, evaluate: bool = False) -> None:
         """Evaluation, resume state and snapshots where they are due, or asked for."""
-        arguments, improved = self.arguments, False
+        arguments, progress, improved = self.arguments, self.progress, False
         save, evaluate = save or self._due(arguments.save_steps), evaluate or self._due(arguments.eval_steps)
         if not (save or evaluate):
             return
@@ -283,39 +284,44 @@ class _Training(Run):
         bad = torch.stack([(~own_part(weight).isfinite()).sum() for weight in self.weights]).sum()
         if self.accelerator.reduce(bad) > 0:
             raise self._divergence()
-        if self.eval_data and evaluate:
+        evaluate = evaluate and bool(self.eval_data)
+        if evaluate:
+            if not progress.owes_evaluation:
+                # What ends this process in an evaluation takes the scores with it, not the steps before.
+                progress.owes_evaluation = True
+                self._save_state()
             try:
                 improved = self._evaluate()
-            except Exception as error:
-                is_stop = isinstance(error, EvaluationStopped)
+            except EvaluationStopped as stopped:
                 # A batch is scored once, so that an evaluation that is interrupted again and again ends.
-                parts = self.ranks.gather(self.progress.scored) if is_stop else [{}]
+                parts = self.ranks.gather(progress.scored)
                 rows = {name: [row for part in parts for row in part[name].items()] for name in parts[0]}
-                self.progress.scored = {name: dict(found) for name, found in rows.items()}
-                # Alone, a process that fails here keeps its steps; of several the others are elsewhere.
-                if is_stop or self.ranks.count == 1:
-                    self.progress.owes_evaluation = True
-                    self._save_state()
-                if not is_stop:
-                    raise
-                self.stopping.end(error.args[0], self.progress.step, arguments.max_steps)
+                progress.scored = {name: dict(found) for name, found in rows.items()}
+                self._save_state()
+                self.stopping.end(stopped.args[0], progress.step, arguments.max_steps)
             save = save or self._is_over()
-        written = [(self.folder.best, True)] * improved + [(self.folder.snapshot, False)] * save
-        if not written:
+        if not (save or evaluate):
             return
+        written = [(self.folder.best, True)] * improved + [(self.folder.snapshot, False)] * save
         for model, _ in written:
             self._write_snapshot(model)
         # Last: a state says that everything of its step is on disk.
-        self.progress.owes_evaluation = False
+        progress.owes_evaluation = False
         self._save_state()
         if self.accelerator.is_main_process:
-            self.folder.prune(arguments.save_total_limit, self.progress.best_step)
-        self.stopping.saved = time.monotonic()
+            self.folder.prune(arguments.save_total_limit, progress.best_step)
+        if written:
+            self.stopping.saved = time.monotonic()
         for model, is_best in written:
-            self._tell("on_save", self.progress.step, model, is_best)
+            self._tell("on_save", progress.step, model, is_best)
 
     def _save_state(self) -> None:
+        """Saves the state of this step; once it is there, its progress alone."""
+        if self.saved_step == self.progress.step:
+            save_progress(self.accelerator, self.folder, self.progress)
+            return
         save_state(self.accelerator, self.folder, self.progress.step, self.loader.stream_states, self.sharded_average)
+        self.saved_step = self.progress.step
 
     def _evaluate(self) -> bool:
         """Evaluates the weights that are published; whether they are the best so far."""

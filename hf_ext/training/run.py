@@ -5,6 +5,7 @@ import math
 import os
 import random
 import re
+import socket
 import sys
 import threading
 import time
@@ -13,9 +14,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
+import psutil
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
@@ -99,12 +102,27 @@ def _meeting() -> Iterator[None]:
 _LOST = re.compile(r"(?i)gloo|nccl|connection (closed|reset|refused)|pair closure|broken pipe|process group|timed out")
 
 
+# Where numbers of processes are those of the same ones: a machine, or a container on it.
+_SPACE = Path("/proc/self/ns/pid")
+_PLACE = f"{socket.gethostname()} {os.readlink(_SPACE) if _SPACE.exists() else ''}"
+
+
+def _is_running(place: str, number: int) -> bool:
+    """False for a process of this machine that is no more; of others nothing can be seen from here."""
+    try:
+        return place != _PLACE or psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error as error:
+        return not isinstance(error, psutil.NoSuchProcess)
+
+
 @contextlib.contextmanager
 def name_failures(ranks: Ranks, note: Path) -> Iterator[None]:
     """Reports a failure: the failed process prints its error, and the others name that process, in one line each."""
     # The one that fails leaves a note in the run folder before it ends; the others meet the end of a connection, which
-    # tells nothing. A process that was killed leaves no note.
+    # tells nothing. For one that was killed, the first who meets that leaves a note, without an error.
+    members: list[tuple[str, int]] = []
     try:
+        members = ranks.gather((_PLACE, os.getpid()))
         yield
     except Exception as error:
         if ranks.count == 1:
@@ -114,17 +132,25 @@ def name_failures(ranks: Ranks, note: Path) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 write_json(note, {"process": ranks.index, "error": f"{type(error).__name__}: {error}"})
             raise
+        told: dict[str, Any] = {"process": None, "error": None}
         end = time.monotonic() + 5
-        while not note.exists() and time.monotonic() < end:
+        while not (note.exists() or told["process"]) and time.monotonic() < end:
             time.sleep(0.1)
-        if note.exists():
-            told = read_json(note)
+            ended = [str(index) for index, member in enumerate(members) if not _is_running(*member)]
+            told["process"] = ", ".join(ended) or None
+        with contextlib.suppress(OSError):
+            if note.exists():
+                told = read_json(note)
+            else:
+                write_json(note, told)
+        if told["error"] is not None:
             text = f"process {told['process']} of {ranks.count} failed: {told['error']}"
             sys.stderr.write(f"{text}\n")
             raise FailedElsewhereError(text) from None
         reason = str(error).partition("\n")[0]
+        who = "another process" if told["process"] is None else f"process {told['process']}"
         raise LostProcessError(
-            f"another process of the {ranks.count} was killed, for instance for want of memory, or busy longer than "
+            f"{who} of the {ranks.count} was killed, for instance for want of memory, or busy longer than "
             f"timeout_minutes ({reason:.200}). The same command resumes from the last state."
         ) from None
 
@@ -185,6 +211,8 @@ class Run:
         self.arguments = arguments
         self.folder = folder
         self.progress = Progress()
+        # The step whose state this process has written.
+        self.saved_step: int | None = None
         self.metrics: dict[str, float] = {}
         self.metrics_step = -1
         check_installed(*["tensorboard"] * ("tensorboard" in arguments.trackers), "matplotlib")
@@ -263,7 +291,8 @@ class Run:
         seed_step(arguments.seed, self.accelerator.device)
         assert self.train_data is not None
         check_workers(self.train_data, arguments.data_arguments.num_workers, self.accelerator.num_processes)
-        self.groups = self.task.read_data(self.train_data)
+        with self.ranks.share_scans():
+            self.groups = self.task.read_data(self.train_data)
         if (epochs := arguments.num_train_epochs) is not None:
             if isinstance(self.train_data, datasets.IterableDataset):
                 raise UsageError("num_train_epochs needs the number of examples, unknown for a stream: set max_steps.")

@@ -27,6 +27,8 @@ from .changes import Changes, compare_classes, compare_data, compare_settings
 from .optimizing import WeightAverage
 
 MANIFEST = "manifest.json"
+# What accelerate calls the state of what is registered first.
+PROGRESS = "custom_checkpoint_0.pkl"
 
 
 @dataclass
@@ -318,13 +320,33 @@ def save_state(
                 files.sync(temporary)
         hashes = {name: entry for part in ranks.gather(hashed.result()) for name, entry in part.items()}
         if accelerator.is_main_process:
-            write_manifest(temporary, {**run.about, "step": step, "files": hashes})
-            sync_directory(temporary)
-            # There already where an interrupted evaluation was done.
-            files.replace_folder(temporary, run.state(step))
-            # Its name too, before an earlier state is deleted.
-            sync_directory(run.states)
+            _finish_state(temporary, run, step, hashes)
     ranks.wait()
+
+
+def _finish_state(temporary: Path, run: RunFolder, step: int, hashes: dict[str, str]) -> None:
+    """Completes a state by its manifest, and by its name after that."""
+    write_manifest(temporary, {**run.about, "step": step, "files": hashes})
+    sync_directory(temporary)
+    # There already where an evaluation was done after it.
+    files.replace_folder(temporary, run.state(step))
+    # Its name too, before an earlier state is deleted.
+    sync_directory(run.states)
+
+
+def save_progress(accelerator: Accelerator, run: RunFolder, progress: Progress) -> None:
+    """Puts the progress into the state of its step, which this run has written; its other files are linked."""
+    folder, temporary = run.state(progress.step), run.states / f"step-{progress.step}.tmp"
+    if accelerator.is_main_process:
+        with clear_write_errors(f"the state of step {progress.step}", run):
+            temporary.mkdir()
+            torch.save(progress.state_dict(), temporary / PROGRESS)
+            files.carry_over(folder, temporary, {PROGRESS, MANIFEST}.__contains__)
+            files.open_to_readers(temporary)
+            files.sync(temporary)
+            hashes = files.read_json(folder / MANIFEST)["files"] | hash_files(temporary, [PROGRESS])
+            _finish_state(temporary, run, progress.step, hashes)
+    Ranks(accelerator).wait()
 
 
 def load_state(accelerator: Accelerator, run: RunFolder, step: int, average: WeightAverage | None) -> list[Any] | None:

@@ -20,7 +20,14 @@ PROCESSES.set_forkserver_preload(["tests.training.stoppable"])
 
 
 class SlowTask(TinyTask):
-    """Steps that last long enough to be hit."""
+    """Steps that last long enough to be hit, and evaluations that may send their process a signal."""
+
+    signal = 0
+
+    def evaluate_batch(self, model, examples, indices):
+        if self.signal and indices[0] >= 2:
+            os.kill(os.getpid(), self.signal)
+        return super().evaluate_batch(model, examples, indices)
 
     def loss(self, model, batch, step):
         time.sleep(0.002)
@@ -28,7 +35,7 @@ class SlowTask(TinyTask):
 
 
 def start(folder: Path, data: Path, processes: int = 1, **changes: Any) -> list[Any]:
-    """Processes that train; a run that was stopped or killed goes on."""
+    """Processes that train; a run that was stopped or killed goes on. The last may get a signal in an evaluation."""
     port = free_port() if processes > 1 else ""
     words = [(str(folder), str(data), changes, rank, port) for rank in range(processes)]
     started = [PROCESSES.Process(target=main, args=each) for each in words]
@@ -56,8 +63,10 @@ def main(output: str, data: str, changes: dict[str, Any], rank: int, port: str) 
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     sources = {"train": {"path": data}, "eval": {"path": data}, "num_workers": changes.pop("num_workers", 0)}
     settings = {"save_steps": 10_000, "eval_steps": 10_000, "logging_steps": 1, "gradient_accumulation_steps": 1}
+    task, number = SlowTask(), changes.pop("signal", 0)
+    task.signal = number if not port or rank else 0
     try:
-        train(SlowTask(), make_arguments(Path(output), sources, **{**settings, **changes}))
+        train(task, make_arguments(Path(output), sources, **{**settings, **changes}))
     except RunStopped as stopped:
         print(stopped, file=sys.stderr, flush=True)
         sys.exit(EXIT_CODE)

@@ -14,13 +14,14 @@ import torch
 
 from hf_ext import files
 from hf_ext.files import replace_folder
-from hf_ext.training import state
+from hf_ext.training import loop, state
 from hf_ext.training.state import RunFolder, read_manifest
+from hf_ext.training.stopping import EXIT_CODE
 from tests.kit.killing import killed
 from tests.kit.refusals import refused
 
 from .stoppable import finish, start
-from .tiny import TinyModel, TinyTask, contents, make_arguments, prepare, run
+from .tiny import ScoredTask, TinyModel, TinyTask, contents, evaluated, make_arguments, prepare, run
 
 SETTINGS = {"max_steps": 40, "save_steps": 2, "eval_steps": 3, "logging_steps": 3}
 
@@ -89,6 +90,44 @@ def test_killed_again_and_again(tmp_path, examples, alone):
     finish(start(killed, examples, **SETTINGS))
     assert contents(killed) == contents(whole)
     assert not leftovers(killed)
+
+
+@pytest.mark.parametrize(
+    ("processes", "number"), [(1, signal.SIGKILL), pytest.param(2, signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_a_signal_in_an_evaluation_costs_no_step(tmp_path, examples, alone, processes, number):
+    """A kill loses the scores; of two processes, of which one gets a signal, the scores of both are kept."""
+    whole, ended, changes = tmp_path / "whole", tmp_path / "ended", {"max_steps": 6, "eval_steps": 3}
+    finish(start(whole, examples, processes, **changes))
+    code = -number if number == signal.SIGKILL else EXIT_CODE
+    assert finish(start(ended, examples, processes, **changes, signal=number), code) == code
+    assert RunFolder(ended).saved_steps() == [3]
+    progress = torch.load(ended / "state" / "step-3" / state.PROGRESS)
+    scored = {index for rows in progress["scored"].values() for index in rows}
+    assert progress["owes_evaluation"] and (scored == set() if number == signal.SIGKILL else scored >= {0, 1, 2, 3})
+    finish(start(ended, examples, processes, **changes))
+    assert contents(ended) == contents(whole)
+
+
+# Of each evaluation: the state before it, best/ if it is that, the last snapshot, and the progress after it.
+@pytest.mark.parametrize("renames", range(6))
+def test_each_state_is_written_once_and_a_kill_around_it_loses_nothing(tmp_path, examples, monkeypatch, renames):
+    written, save_state = [], loop.save_state
+    monkeypatch.setattr(loop, "save_state", lambda *given: (written.append(given[2]), save_state(*given)))
+
+    def train_in(name):
+        task = ScoredTask()
+        monkeypatch.setattr(ScoredTask, "scores", [0.5])
+        changes = {"max_steps": 4, "eval_steps": 1, "save_steps": 90}
+        run(task, make_arguments(tmp_path / name, evaluated(examples), **changes))
+        return contents(tmp_path / name)
+
+    whole = train_in("whole")
+    # The best, and the last two.
+    assert written == [1, 2, 3, 4] and RunFolder(tmp_path / "whole").saved_steps() == [1, 3, 4]
+    with killed((files, "replace_folder"), after=renames):
+        train_in("killed")
+    assert train_in("killed") == whole
 
 
 @pytest.mark.parametrize("renames", range(3))

@@ -15,9 +15,9 @@ from accelerate.utils import set_seed
 
 from hf_ext.training.loop import seed_step
 
-from .launching import fork_pairs, launch_two
+from .launching import fork_pairs, fork_two, launch_two
 from .tiny import write_shards
-from .two_processes import compare
+from .two_processes import CountedTask, compare, series
 
 KINDS = ["map", "stream", "buffer"]
 
@@ -66,6 +66,14 @@ def two(tmp_path_factory):
 
 def test_two_processes(two):
     check_two_processes(two, ["stream-0-damage"])
+
+
+def test_one_of_two_processes_scans_the_data_for_both(tmp_path):
+    fork_two("tests.training.two_processes", str(tmp_path), "scan")
+    alone = CountedTask(max_length=8)
+    alone.read_data(series())
+    found = [json.loads((tmp_path / f"scans-{rank}.json").read_text()) for rank in (0, 1)]
+    assert found == [{**alone.learned, "reads": reads} for reads in (len(series()), 0)]
 
 
 def test_a_process_that_fails_is_named_by_the_others(two):

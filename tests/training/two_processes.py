@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 from accelerate import PartialState
 
+from hf_ext.tasks.series import SeriesRegressionTask
 from hf_ext.training import Callback, train
 from tests.kit.process_state import forget_accelerate
 
@@ -77,22 +79,55 @@ def fail(root: Path, case: str) -> None:
 
     forget_accelerate()
     limit = {"timeout_minutes": 0.1} if case == "busy" else {}
-    said, kind = io.StringIO(), ""
+    said, kind, process = io.StringIO(), "", ""
     with contextlib.redirect_stderr(said):
         try:
             arguments = make_arguments(root / "run", root / "examples", **limit)
             train(FailingTask(), arguments, None, None, [SlowPush()])
         except Exception as error:
-            kind = type(error).__name__
-    (root / f"ended-{os.environ['RANK']}.json").write_text(json.dumps({"kind": kind, "said": said.getvalue()}))
+            kind, process = type(error).__name__, str(error).partition(" of ")[0]
+    ending = {"kind": kind, "said": said.getvalue(), "process": process}
+    (root / f"ended-{os.environ['RANK']}.json").write_text(json.dumps(ending))
     # Without the group's own farewell, for which the other one would have to be there.
     os._exit(0)
+
+
+def series() -> datasets.Dataset:
+    """Series whose statistics have digits to lose."""
+    rows = np.random.default_rng(0).normal(size=(9, 5)).cumsum(1)
+    return datasets.Dataset.from_dict({"values": rows.tolist(), "target": rows.mean(1).tolist()})
+
+
+class CountedTask(SeriesRegressionTask):
+    """Counts how many examples it has read, and notes it when the model is built."""
+
+    reads = 0
+
+    def read_values(self, example: dict[str, Any]) -> np.ndarray:
+        self.reads += 1
+        return super().read_values(example)
+
+    def build_model(self, config: dict[str, Any], init_from: str | None) -> torch.nn.Module:
+        self.scans = {"reads": self.reads, **self.learned}
+        return super().build_model(config, init_from)
+
+
+def scan(root: Path) -> None:
+    """Trains on series; each process writes down how many it read before, and what it knows of them."""
+    forget_accelerate()
+    task, model = CountedTask(max_length=8), {"hidden_size": 8, "num_hidden_layers": 1}
+    train(task, make_arguments(root / "run", {}, model=model, max_steps=1), series())
+    (root / f"scans-{os.environ['RANK']}.json").write_text(json.dumps(task.scans))
+    torch.distributed.destroy_process_group()
 
 
 def main() -> None:
     root, cases = Path(sys.argv[1]), sys.argv[2:]
     # To wait five seconds at each end of a buffer would take longer than all else.
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0.02
+    if cases == ["scan"]:
+        scan(root)
+        return
     if cases[0] in FAILURES:
         fail(root, cases[0])
     # A second group in the same processes would find the addresses of the first at the launcher's store.
