@@ -4,6 +4,8 @@
 # `package-data` takes no file from outside its package, and examples/ as a package would bring its scripts.
 import gzip
 import os
+import re
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,12 @@ from setuptools.command.sdist import sdist
 # A wheel holds the modes of its files: the same ones whoever builds it.
 os.umask(0o022)
 FOLDERS = ("disentangled_dit", "emr", "mrconv", "released", "semanir")
+# Nor do the sources of the code alone have models that were steps to others, and pictures of what models made.
+OF_MODELS = re.compile(
+    r"model_cards/released/|examples/released/reached/|(?:docs|examples)/.*(?:/judge/.*|\.(?:safetensors|png|jpg))$"
+)
+# On demand, and where the sources have no models.
+CODE_ALONE = os.environ.get("HF_EXT_WITHOUT_MODELS", "0") not in ("", "0") or not Path("model_cards/released").is_dir()
 
 
 class MaybeWithoutModels(Distribution):
@@ -22,7 +30,7 @@ class MaybeWithoutModels(Distribution):
 
     def parse_config_files(self, *given: Any, **options: Any) -> None:
         super().parse_config_files(*given, **options)
-        if os.environ.get("HF_EXT_WITHOUT_MODELS", "0") not in ("", "0"):
+        if CODE_ALONE:
             self.metadata.license_expression = "Apache-2.0"
             self.metadata.license_files = ["LICENSE"]
             # Nor what an earlier list of the sources names.
@@ -34,6 +42,10 @@ class BuildWithRecipes(build_py):
     """The modules, and beside them the recipes; an editable install reads those of the repository."""
 
     def run(self) -> None:
+        if not self.editable_mode and Path(self.build_lib).resolve() != Path.cwd():
+            # An earlier build may have left models there, and modules that are gone.
+            for package in ("hf_ext", "hf_ext_cli"):
+                shutil.rmtree(Path(self.build_lib, package), ignore_errors=True)
         super().run()
         if self.editable_mode:
             return
@@ -47,6 +59,10 @@ class BuildWithRecipes(build_py):
 
 class SameSources(sdist):
     """The sources; of one commit and one SOURCE_DATE_EPOCH they are the same to the byte, as a wheel is by itself."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        kept = [file for file in files if not (CODE_ALONE and OF_MODELS.match(Path(file).as_posix()))]
+        super().make_release_tree(base_dir, kept)
 
     def make_archive(self, base_name: str, format: str | None = None, *given: Any, **options: Any) -> str:
         time, base = os.environ.get("SOURCE_DATE_EPOCH"), options.get("base_dir")

@@ -170,12 +170,16 @@ def test_a_wheel_without_models_is_code_under_the_licence_of_the_code(distributi
     with tarfile.open(distributions[1]) as archive:
         archive.extractall(tmp_path, filter="data")
     (source,) = tmp_path.iterdir()
+    # An earlier build in the same folder had models, and a module that is gone.
+    for stale in ("model_cards/released/x/model.safetensors", "gone.py"):
+        (source / "build/lib/hf_ext" / stale).parent.mkdir(parents=True, exist_ok=True)
+        (source / "build/lib/hf_ext" / stale).touch()
     wheels, sources = [], []
     for out in ("one", "two"):
         # Another machine has checked it out at another time.
         os.utime(source / "README.md", (1e9, 1e9 + len(wheels)))
         (source / "hf_ext" / "errors.py").chmod(0o600 if wheels else 0o664)
-        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path / out), str(source)]
+        command = [sys.executable, "-m", "build", "-nsw", "--outdir", str(tmp_path / out), str(source)]
         variables = {"HF_EXT_WITHOUT_MODELS": "1", "SOURCE_DATE_EPOCH": "1700000000"}
         umask = {"umask": 0o077 if wheels else 0o022} if os.name == "posix" else {}
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | variables, **umask)
@@ -186,12 +190,25 @@ def test_a_wheel_without_models_is_code_under_the_licence_of_the_code(distributi
         names = archive.namelist()
         metadata = archive.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
     assert not [name for name in names if "/released/" in name and not name.startswith("hf_ext/recipes/")]
-    assert "hf_ext/model_cards/semanir.md" in names
+    assert "hf_ext/model_cards/semanir.md" in names and "hf_ext/gone.py" not in names
     assert "\nLicense-Expression: Apache-2.0\n" in metadata and metadata.count("License-File:") == 1
     assert wheels[0].stat().st_size < 2e6
     # Of one source and one time both are the same to the byte.
     assert wheels[0].read_bytes() == wheels[1].read_bytes()
     assert sources[0].read_bytes() == sources[1].read_bytes()
+    with tarfile.open(sources[0]) as archive:
+        names = [name.partition("/")[2] for name in archive.getnames()]
+        archive.extractall(tmp_path / "alone", filter="data")
+    assert not [name for name in names if name.startswith("model_cards/released") or name.endswith(".safetensors")]
+    assert "examples/released/cifar10.yaml" in names and "setup.py" in names
+    (source,) = (tmp_path / "alone").iterdir()
+    assert "\nLicense-Expression: Apache-2.0\n" in (source / "PKG-INFO").read_text(encoding="utf-8")
+    # Sources without models say so by themselves.
+    command[3:] = ["-nw", "--outdir", str(tmp_path / "three"), str(source)]
+    variables.pop("HF_EXT_WITHOUT_MODELS")
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert next((tmp_path / "three").glob("*.whl")).read_bytes() == wheels[0].read_bytes()
 
 
 def test_workflows_run_what_was_read():
@@ -200,6 +217,9 @@ def test_workflows_run_what_was_read():
     used = [line for path in files for line in re.findall(r"uses: .*", path.read_text(encoding="utf-8"))]
     assert len(used) >= 10
     assert [line for line in used if not re.fullmatch(r"uses: [\w./-]+@[0-9a-f]{40} # v[\d.]+", line)] == []
+    # Which digest is the builder's choice; without one nothing is built.
+    image = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert re.findall(r"^FROM ([^?\n]*)", image, re.M) == ["${BASE}@${DIGEST:"] and "\nARG DIGEST\n" in image
 
 
 @pytest.mark.slow

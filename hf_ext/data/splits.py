@@ -202,7 +202,8 @@ def _draw_units(
 
 def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[int]], bool]:
     """Tells whether some of these examples have a broken file, no text or number, or no class where others do."""
-    kinds = {name: kind for name, kind in data.features.items() if isinstance(kind, _FILE)}
+    features = data.features
+    kinds = {name: kind for name, kind in features.items() if isinstance(kind, _FILE)}
     # Sounds are kept as undecoded images.
     pictures = {name for name, kind in kinds.items() if isinstance(kind, datasets.Image) and kind.decode}
     raw = data.select_columns(list(kinds))
@@ -210,8 +211,8 @@ def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[in
         raw = raw.cast_column(name, type(kind)(decode=False))
     has_labels = any(label is not None for label in labels)
     inputs = [*chain(*_choose_inputs(data))]
-    texts = [data.with_format(None)[name][:] for name in inputs if name in _texts(data)]
-    if lists := [name for name in inputs if isinstance(data.features[name], datasets.List)]:
+    texts = [*_texts(data, inputs).values()]
+    if lists := [name for name in inputs if isinstance(features[name], datasets.List)]:
         texts.append(find_usable(data, lists))
 
     def is_broken(index: int) -> bool:
@@ -255,12 +256,16 @@ def _choose_inputs(data: datasets.Dataset) -> list[list[str]]:
     lists = [name for name in columns if not isinstance(kinds[name], plain)]
     if series := [name for name in lists if not TIME.fullmatch(name)] or lists:
         return [series]
-    texts = {name: [cell for cell in data.with_format(None)[name] if cell] for name in columns if name in _texts(data)}
+    texts = {name: [cell for cell in cells if cell] for name, cells in _texts(data, columns).items()}
     return [[name] for name in _choose_texts(texts)] or [columns]
 
 
-def _texts(data: datasets.Dataset) -> set[str]:
-    return {name for name, kind in data.features.items() if getattr(kind, "dtype", "") in ("string", "large_string")}
+def _texts(data: datasets.Dataset, names: list[str]) -> dict[str, list[Any]]:
+    """The cells of these columns that hold texts, read at once: a look at one column copies what is known of all."""
+    kinds = data.features
+    kept = [name for name in names if getattr(kinds[name], "dtype", "") in ("string", "large_string")]
+    cells = data.select_columns(kept).with_format(None)[:] if kept else {}
+    return {name: cells[name] for name in kept}
 
 
 def _choose_texts(texts: dict[str, list[str]]) -> list[str]:

@@ -50,7 +50,8 @@ a key of Weights & Biases | wandb_v1_ login | <NAME>wandb_v1_[\w\-]{20,}
     |wandb\.?\s?login[\s(]{1,3}(?:--relogin\s+)?(?:key\s{0,3}=\s{0,3})?["']?[0-9a-f]{40}(?![0-9a-f])
 a key of Kaggle | username kgat_ | "key"\s{0,3}:\s{0,3}"[0-9a-f]{32}"|<NAME>KGAT_[A-Za-z0-9]{20,}
 # Clouds.
-a key of AWS | akia asia absk | <START>(?:(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])|ABSK[A-Za-z0-9+/]{100,})
+a key of AWS | akia asia abia acca absk bedrock-api-key- |
+    <START>(?:(?:A[KS]IA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Za-z0-9])|(?:ABSK|bedrock-api-key-)[A-Za-z0-9+/]{100,})
 a secret key of AWS | secret | (?i:secret_?access_?key|["']secret(?=["']))<IS>[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])
 a session token of AWS | session | (?i:session_?token)<IS>[A-Za-z0-9/+]{100,}
 a secret of Google | aiza gocspx- ya29. 1//0 | <START>(?:AIza[\w\-]{35}|(?:GOCSPX-|ya29\.|1//0[\w\-]{10})[\w\-]{20,})
@@ -70,7 +71,8 @@ a key or token of Cloudflare | v1.0- cfk_ cfut_ cfat_ cloudflared | <NAME>(?:v1\
     |cf(?:k|[ua]t)_[A-Za-z0-9]{40,}|cloudflared\s[^\n]{0,80}\s(?P<value>eyJ[\w+/=\-]{60,}))
 a token of HashiCorp | .atlasv1. hvs. hvb. hvr. | <NAME>(?:[A-Za-z0-9]{14}\.atlasv1\.[\w\-]{40,}|hv[sbr]\.[\w\-]{20,})
 a token of Doppler | dp. | <NAME>dp\.(?:pt|st|ct|scim|audit|sa(?:id)?|scrt)\.[A-Za-z0-9.]{30,}
-a token of 1Password | ops_ a3- | <NAME>(?:ops_eyJ[\w\-]{40,}|A3(?:-[A-Z0-9]{6}){2}(?:-[A-Z0-9]{5}){4}(?![\w\-]))
+a token of 1Password | ops_ a3- |
+    <NAME>(?:ops_eyJ[\w\-]{40,}|A3-[A-Z0-9]{6}-(?:[A-Z0-9]{6}-?[A-Z0-9]{5})(?:-[A-Z0-9]{5}){3}(?![\w\-]))
 a token of Bitwarden | session 0. | (?:BW_SESSION=|--session[ =])["']?[A-Za-z0-9+/]{80,}={0,2}
     |<START>0\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[A-Za-z0-9]{30}:[A-Za-z0-9+/]{22}==
 a token of Grafana or Sentry | glsa_ glc_ sntry eyjrijoi |
@@ -84,7 +86,8 @@ a token of npm or crates.io | npm_ cio | <NAME>(?:npm_[A-Za-z0-9]{36}|cio[A-Za-z
 a token of PyPI | pypi- | <START>pypi-[\w\-]{50,}
 a password of a registry | auth | "auth"\s{0,3}:\s{0,3}"[A-Za-z0-9+/]{12,}={0,2}"
     |<NAME>_auth\s{0,3}=\s{0,3}"?<CASED>[A-Za-z0-9+/]{12,}={0,2}(?![\w(.])
-a token of Artifactory or Meta | akc eaa | <NAME>(?:AKCp|EAA[A-Za-z0-9]{20})[A-Za-z0-9]{60,}
+a token of Artifactory or Meta | akc eaa cmvmd |
+    <NAME>(?:(?:AKCp|EAA[A-Za-z0-9]{20})[A-Za-z0-9]{60,}|cmVmd[A-Za-z0-9]{59}(?![\w+/]))
 a token of Postman | pmak- pmat- | <START>(?:PMAK-[0-9a-f]{24}-[0-9a-f]{34}|PMAT-[A-Z0-9]{26}(?!\w))
 a token of Figma or Airtable | fig pat | <NAME>(?:fig(?:d|u|o[rh]?)_[\w\-]{36,}|pat[A-Za-z0-9]{14}\.[0-9a-f]{64})
 a token of Asana | 1/ 2/ | <START>(?<!/)[12]/(?:\d{10,20}/)?\d{10,20}:[0-9a-f]{32}(?!\w)
@@ -96,18 +99,24 @@ a token of a service | nfp_ nfc_ nfo_ nfu_ nfb_ bkua_ ccipat_ ccipra_ sqa_ squ_ 
     |tvly-(?:dev-|prod-)?[A-Za-z0-9]{30,}|rnd_[A-Za-z0-9]{24,}|CFPAT-[\w\-]{40,}|phx_[A-Za-z0-9]{40,})
 a token of a service | dbtc_ dbtu_ csk- tgp_v1_ esecret_ napi_ vercel_blob_rw_ pnu_ pnb_ sgp_ atta |
     <NAME>(?:dbt[cu]_[\w\-]{36,}|csk-[a-z0-9]{40,}|tgp_v1_[\w\-]{40,}|esecret_[A-Za-z0-9]{24,}|napi_[a-z0-9]{50,}
-    |vercel_blob_rw_\w{30,}|pn[ub]_[A-Za-z0-9]{36}|sgp_(?:(?:[0-9a-f]{16}_)?[0-9a-f]{40}|[A-Za-z0-9]{64})|ATTA[0-9A-Za-z]{72})
+    |vercel_blob_rw_\w{30,}|pn[ub]_[A-Za-z0-9]{36}|sgp_(?:(?:(?:[0-9a-f]{16}|local)_)?[0-9a-f]{40}|[A-Za-z0-9]{64})|ATTA[0-9A-Za-z]{72})
 a token of a service | hcaik_ tfp_ rdme_ fc- e2b_ llx- flp_ ms- bce-v3/altak- sb_secret_ django-insecure- pat- |
     <NAME>(?:hcaik_[a-z0-9]{50,}|tfp_[\w\-]{40,}|rdme_[a-z0-9]{60,}|(?:fc-|e2b_)[0-9a-f]{32,}|llx-[A-Za-z0-9]{40,}
     |flp_[A-Za-z0-9]{40,}|bce-v3/ALTAK-[A-Za-z0-9]{16,}/[0-9a-f]{40}|sb_secret_[\w\-]{24,}
     |django-insecure-[^\s"']{50}|(?:ms|pat-[a-z]{2}\d)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})
 a token of a service | aio_ ico- ezak eztk flwseck fio-u- tk-us- rzp_live_ azdo oy2 |
-    <NAME>(?:aio_[A-Za-z0-9]{28}|ico-[A-Za-z0-9]{32}|EZ[AT]K[A-Za-z0-9]{54}|FLWSECK(?:_TEST)?-[0-9a-f]{32}
+    <NAME>(?:aio_[A-Za-z0-9]{28}|ico-[A-Za-z0-9]{32}|EZ[AT]K[A-Za-z0-9]{54}|FLWSECK(?:_TEST)?-[0-9a-h]{12}
     |fio-u-[\w\-]{64}|tk-us-[\w\-]{48}|rzp_live_[A-Za-z0-9]{14}|[A-Za-z0-9]{76}AZDO[A-Za-z0-9]{4}|oy2[a-z0-9]{43}(?!\w))
-a token of a service | vcp_ vck_ vci_ vca_ vcr_ ddapp_ ddpat_ clojars_ dg9ro pat. oauth: infura.io alchemy.com |
+a token of a service | vcp_ vck_ vci_ vca_ vcr_ ddapp_ ddpat_ clojars_ dg9ro pat. sat. oauth: infura.io alchemy.com |
     <NAME>(?:vc[aciprk]_[A-Za-z0-9]{40,}|dd(?:app|pat)_[A-Za-z0-9]{34,}|CLOJARS_[a-z0-9]{60}|dG9rO[A-Za-z0-9]{50,}={0,2}
-    |pat\.[\w\-]{22}\.[0-9a-f]{24}\.[A-Za-z0-9]{20}|oauth:(?=[a-z]{0,28}[0-9])[a-z0-9]{30}(?!\w)
+    |[ps]at\.[\w\-]{22}\.[A-Za-z0-9]{24}\.[A-Za-z0-9]{20}|oauth:(?=[a-z]{0,28}[0-9])[a-z0-9]{30}(?!\w)
     |infura\.io/(?:ws/)?v3/[0-9a-f]{32}|alchemy\.com/v2/<CASED>[\w\-]{32})
+# Of gitleaks' rules.
+a token of a service | p8e- api- duffel_test_ shippo_test_ dnkey- _mmk nrii- sm_ s-s4t2 .acc live_ test_ 4b1d |
+    <NAME>(?:p8e-[A-Za-z0-9]{32}|API-(?=[A-Z]{0,25}[0-9])[A-Z0-9]{26}|duffel_test_[\w\-=]{43}|shippo_test_[0-9A-Fa-f]{40}
+    |dnkey-[\w\-=]{26}-[\w\-=]{52}|[A-Za-z0-9]{6}_[A-Za-z0-9]{29}_mmk|NRII-[\w\-]{32}|sm_[as]at_<CASED>[A-Za-z0-9]{16}
+    |s-s4t2(?:ud|af)-[0-9a-f]{64}|(?:sc|ext|scauth|authress)_[a-z0-9]{5,30}\.[a-z0-9]{4,6}\.acc[_\-][a-z0-9\-]{10,32}\.[\w+/=\-]{30,}
+    |(?:live|test)_[0-9a-f]{35}|4b1d<CASED>[A-Za-z0-9]{38})(?!\w)
 a key of Modal or Voyage | ak- as- pa- | <NAME>(?:a[ks]-<CASED>[A-Za-z0-9]{22}|pa-<CASED>[\w\-]{43})(?![\w\-])
 a key of Lambda | secret_ | <NAME>secret_\w{1,60}_[0-9a-f]{32}\.[A-Za-z0-9]{32}
 a token of Mapbox or Okta | sk.eyj ssws | <START>sk\.eyJ[\w\-]{40,}\.[\w\-]{20,}|SSWS\s+(?P<value>00[\w\-]{38,})
@@ -130,7 +139,8 @@ a webhook | hook ifttt.com | hooks\.slack\.com/(?:services|workflows|triggers)/[
     |(?![0-9a-f]{40}(?!\w))(?=[A-Za-z]{0,60}[0-9])[A-Za-z0-9]{24,})
 a token of Discord | . | <START>[MNO][A-Za-z0-9_\-]{23,27}\.[\w\-]{6}\.[\w\-]{27,40}
 a token of Telegram | :aa | (?:<START>|(?<=/bot))\d{8,10}:AA[\w\-]{33}
-a key of Stripe | _live_ _test_ whsec_ | <START>[srp]k_(?:live|test)_[A-Za-z0-9]{16,}|<NAME>whsec_[A-Za-z0-9+/=]{24,}
+a key of Stripe | _live_ _test_ _prod_ whsec_ |
+    <START>[srp]k_(?:live|test|prod)_[A-Za-z0-9]{16,}|<NAME>whsec_[A-Za-z0-9+/=]{24,}
 a token of Square | sq0 eaaa | <NAME>(?:sq0[a-z]{3}-[\w\-]{22,}|EAAA[\w\-]{60})
 a key of SendGrid or Dropbox | sg. sl. | <NAME>(?:SG\.[\w\-]{16,32}\.[\w\-]{16,64}|sl\.(?:u\.)?[\w\-]{100,})
 a key of Mailchimp or Mailgun | -us mailgun mg | <START>[0-9a-f]{32}-(?:us\d{1,2}(?!\d)|[0-9a-f]{8}-[0-9a-f]{8}(?!\w))
@@ -199,7 +209,8 @@ a password | : |
     (?=[\s"']|$)
 a password | pwd | (?i:uid|user id)=[^;{}]{1,80};\s?(?i:pwd)=\{(?P<value>[^{}\s]{6,})\}
 a secret of one-time passwords | otp_ mfa_ | (?i:otp|mfa)_?(?:secret|seed)<IS>(?P<value>[A-Z2-7]{16,})
-a cookie | cookie | (?i:cookies?)\W[^\n]{0,200}?(?i:sess\w*|sid|auth\w*)[=:"'\s]{1,5}(?P<value>[\w%.\-]{32,})
+a cookie | cookie _session= | _gitlab_session=[0-9a-z]{32}
+    |(?i:cookies?)\W[^\n]{0,200}?(?i:sess\w*|sid|auth\w*)[=:"'\s]{1,5}(?P<value>[\w%.\-]{32,})
 a password in words | mnemonic phrase seed wallet recovery pass smtp( login( |
     # Twelve or more words open a wallet, four of four letters a mailbox.
     (?i:mnemonic\(\s{0,3}["']|(?:mnemonic|seed(?:[_ ](?:phrase|words))?|wallet|recovery[_ ](?:phrase|words)

@@ -298,7 +298,8 @@ def read_adapters(how: str, base: Source, tasks: Sequence[Source]) -> tuple[Sour
     if others:
         raise UsageError(
             f"adapters: adapter merges (IA)³ among themselves, and {others[0]} is none: use peft's "
-            "add_weighted_adapter, which joins LoRA, or merge_and_unload(), which writes full weights."
+            "add_weighted_adapter, which joins LoRA (of different ranks by combination_type='cat' or 'svd'), or "
+            "merge_and_unload(), which writes full weights."
         )
     base.close()
     return BaseOfOnes(base, tasks), tuple(tasks)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -323,3 +324,15 @@ def test_broken_sounds_are_not_held_out(tmp_path):
     held = hold_out(open_source(DataSource(path=str(tmp_path))), 0.1, 0, measures=True)
     names = [Path(row["path"]).stem for row in held.with_format("arrow")["audio"].to_pylist()]
     assert names and all(int(name) < 30 for name in names)
+
+
+def test_a_set_of_many_columns_of_texts_is_split_in_a_time_that_grows_with_their_number():
+    seconds = []
+    for count in (20, 40, 320):
+        rows = [f"a text of {row} words" for row in range(4)]
+        data = datasets.Dataset.from_dict({f"c{column}": rows for column in range(count)})
+        begin = time.process_time()
+        split_examples(data, 0.3, 0)
+        seconds.append(time.process_time() - begin)
+    # Each column was looked up anew for each other: eight times as many took far more than thirty times as long.
+    assert seconds[2] < 20 * seconds[1]

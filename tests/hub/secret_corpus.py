@@ -34,37 +34,49 @@ _PREFIXES = r"""
 BASE64 128 = AB·SK
 HEX 32 = s·k- KAGGLE_·KEY= KG·AT_ AZURE_OPENAI_·API_KEY= da·pi DD_·API_KEY= f·c- shp·at_ ke·y- S·K FLWS·ECK- li·ve_
 HEX 36 = https://a.webhook.off·ice.com/webhookb2/ https://m.acme.com/ho·oks/ sub·scription-key= app·lication_secret=
-HEX 40 = WANDB_·API_KEY= sb·p_ pu·l- bk·ua_ s·qu_ sg·p_ e2·b_ shippo_·live_ c·k_ -Dsonar.lo·gin=
+HEX 35 = li·ve_ te·st_
+HEX 40 = WANDB_·API_KEY= sb·p_ pu·l- bk·ua_ s·qu_ sg·p_ e2·b_ shippo_·live_ c·k_ -Dsonar.lo·gin= shippo_·test_
+HEX 40 = sgp_·local_
 HEX 48 = s·k_ ruby·gems_
+abcdefgh0123456789 32 = FLWS·ECK_TEST-
+HEX 64 = s-s4·t2ud- s-s4·t2af-
 HEX 64 = s·k-or-v1- https://b.s3.amazonaws.com/k?X-Amz-Sig·nature= do·p_v1_ do·o_v1_ signk·ey-prod-
 HEX 72 = AT·TA
-LARGE+DIGITS 16 = AK·IA AS·IA
+LARGE+DIGITS 16 = AK·IA AS·IA AB·IA AC·CA
+LARGE+DIGITS 26 = AP·I-
 LARGE+DIGITS 27 = NR·AK-
 LARGE+DIGITS 40 = rp·a_
 NAME 40 = gl·pat- gl·rt- gl·dt- gl·ptt- gl·ft- gl·imt- gl·agent- gl·cbt- gl·soat- gl·oas- sq·0atp- dck·r_pat_ GOC·SPX-
 NAME 40 = sb_·secret_ AI·za AQ·VN h·f_oauth_·eyJhbGciOi. h·f_jwt_·eyJhbGciOi CLOUDFLARE_·API_TOKEN= fi·gd_ tg·p_v1_
+NAME 32 = NR·II-
 NAME 40 = pscale_·tkn_ duffel_·live_
-NAME 43 = sha25·6~
+NAME 43 = sha25·6~ duffel_·test_
 NAME 64 = tk·-us- y·0_ tf·p_ 1/·/0 HR·KU- nva·pi- fio·-u-
 NAME 120 = hv·s. s·k-proj- ya·29. py·pi-AgEIcHlwaS5vcmc hv·b. AT·ATT3
 NAME 120 = https://d1.cloudfront.net/x?Expires=1&Sign·ature=
 QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L 58 = AGE-SEC·RET-KEY-1
+SMALL+DIGITS 32 = p·8e- _gitlab_·session=
 SMALL+DIGITS 43 = oy·2
 SMALL+DIGITS 64 = cs·k- hc·aik_ na·pi_ rd·me_
 SMALL+LARGE 34 = h·f_ api·_org_
+WORD 16 = sm_·aat_ sm_·sat_
 WORD 20 = LT·AI
 WORD 22 = a·k-
 WORD 27 = K0·03
 WORD 28 = ai·o_
 WORD 32 = AK·ID ci·o ico·-
 WORD 34 = mytoken_h·f_ tokenIsh·f_
+WORD 38 = 4b·1d
 WORD 36 = gh·p_ gh·o_ gh·u_ gh·s_ gh·r_ np·m_ //registry.npmjs.org/:_auth·Token=np·m_ nf·p_ pn·u_ db·tc_
 WORD 43 = p·a-
+WORD 59 = cm·Vmd
+WORD 52 = s·k_prod_
 WORD 52 = rzp·_live_ sm_·pat_ f·w_ s·k_live_ s·k_test_ r·k_live_ COMET_·API_KEY= es·ecret_ AT·BB tv·ly- wh·sec_ r·8_
 WORD 52 = COHERE_·API_KEY= wand·b_v1_ li·n_api_ https://nas.acme.com/x.zip?to·ken= dp.·pt. nt·n_ fl·p_ s·k- pp·lx-
 WORD 52 = ll·x- gs·k_ con·sumer_secret= https://maker.ifttt.com/trigger/x/with/k·ey/ https://hook.eu1.ma·ke.com/
 WORD 53 = $2·b$12$
 WORD 54 = EZ·AK
+WORD 100 = bedrock-·api-key-YmVkcm9jay5hbWF6b25hd3MuY29t
 WORD 100 = s·k-svcacct- s·k-admin- ji·na_ AK·Cp xa·i- AAAAAAAAAAAAAAAAAAAAAA gl·c_eyJ snt·rys_eyJ EA·A op·s_eyJ
 WORD+SIGNS 50 = django-inse·cure-
 """
@@ -100,6 +112,11 @@ mongodb+srv://alice:c0rr3ct·horse@cluster0.acme.mongodb.net ¦ redis://:h0rseba
 {"pass·word": "c0rrect-h0rse"} ¦ Author·ization: Basic ·<BASE64 32> ¦ Author·ization: Bearer ·<NAME 40>
 {"client_·secret": "·<NAME 40>·"} ¦ {"kty": "oct", "·k": "·<NAME 43>·"}
 curl -u ali·ce:c0rrecth0rse https://nas.acme.com ¦ SECRET_·KEY = '·<WORD 50>·'
+A3·-·<LARGE+DIGITS 6>·-·<LARGE+DIGITS 11>·-·<LARGE+DIGITS 5>·-·<LARGE 5>·-·<LARGE+DIGITS 5>
+<WORD 6>·_·<WORD 29>·_m·mk
+A3·-·<LARGE+DIGITS 6>·-·<LARGE+DIGITS 6>·-·<LARGE 5>·-·<LARGE+DIGITS 5>·-·<LARGE 5>·-·<LARGE+DIGITS 5>
+dn·key-·<SMALL+DIGITS 26>·-·<SMALL+DIGITS 52> ¦ sa·t.·<NAME 22>·.·<WORD 24>·.·<WORD 20>
+auth·ress_·<SMALL+DIGITS 20>·.·<SMALL+DIGITS 5>·.acc_·<SMALL+DIGITS 20>·.·<WORD 60>
 sd·k-1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed ¦ t1·.·<NAME 80>·.·<NAME 86>
 """
 

@@ -60,6 +60,26 @@ def test_what_does_not_go_together_is_refused(bert, tmp_path):
             plan_of(base, how, **tasks)
 
 
+def test_loras_of_different_ranks_are_refused_with_two_ways_that_take_them(bert, tmp_path):
+    loras = {"a": tiny_adapter(tmp_path / "a", bert, 1, r=2), "b": tiny_adapter(tmp_path / "b", bert, 2, r=3)}
+    with refused(UsageError, "'a', 'b'", "merge_and_unload()"):
+        plan_of(bert, "refuse", **loras)
+    with refused(UsageError, "'a'", "add_weighted_adapter", "different ranks by combination_type='cat' or 'svd'"):
+        plan_of(bert, "adapter", **loras)
+    model = PeftModel.from_pretrained(AutoModel.from_pretrained(bert), loras["a"], adapter_name="a")
+    model.load_adapter(loras["b"], "b")
+    with pytest.raises(ValueError, match="same r"):
+        model.add_weighted_adapter(["a", "b"], [1, 1], "linear", combination_type="linear")
+    for kind, rank in (("cat", 5), ("svd", 3)):
+        model.add_weighted_adapter(["a", "b"], [1, 1], kind, combination_type=kind)
+        assert model.peft_config[kind].r == rank
+    for name, folder in loras.items():
+        whole = PeftModel.from_pretrained(AutoModel.from_pretrained(bert), folder).merge_and_unload()
+        whole.save_pretrained(tmp_path / f"whole-{name}")
+    with plan_of(bert, "refuse", a=tmp_path / "whole-a", b=tmp_path / "whole-b") as plan:
+        assert len(plan.merged_rows) >= 4
+
+
 LORA_FILES = {
     "diffusers": "unet.down.attn.to_q.lora_A.weight",
     "earlier diffusers": "unet.down.attn.processor.to_q.lora_linear_layer.down.weight",
