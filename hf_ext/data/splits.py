@@ -211,7 +211,7 @@ def _find_broken(data: datasets.Dataset, labels: list[Any]) -> Callable[[list[in
         raw = raw.cast_column(name, type(kind)(decode=False))
     has_labels = any(label is not None for label in labels)
     inputs = [*chain(*_choose_inputs(data))]
-    texts = [*_texts(data, inputs).values()]
+    texts: list[Any] = [*_texts(data, inputs).values()]
     if lists := [name for name in inputs if isinstance(features[name], datasets.List)]:
         texts.append(find_usable(data, lists))
 
