@@ -1,6 +1,8 @@
 """Batches whose samples are of several tasks: the samples of each task, and what the tasks gave, in their order."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -8,17 +10,20 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers.cache_utils import Cache
 
-from ..errors import UsageError
+from ..errors import DataError, UsageError
 
 # The samples of each task.
 Rows = Mapping[str, Tensor]
 # Tolerance for equal values, since rounding depends on the size of a batch.
 _TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4}
 _HALF_TOLERANCE = 1e-2
+# What a token in a sample's text stands for, and the arguments that hold it.
+_MEDIA = {"image": ("pixel_values",), "video": ("pixel_values_videos",), "audio": ("input_features", "input_values")}
 
 
-def rows_of(task_ids: Sequence[str], known: Sequence[str], given: Any) -> dict[str, Tensor]:
-    """The samples of each task; refuses unknown tasks, other numbers of samples, and a cache for several tasks."""
+def rows_of(task_ids: Sequence[str], known: Sequence[str], given: Any, model: Any) -> dict[str, Tensor]:
+    """The samples of each task; refuses unknown tasks, other numbers of samples, and for several tasks a cache and
+    pictures whose samples are unknown."""
     ordered = isinstance(task_ids, Iterable) and not isinstance(task_ids, str | Set | Mapping)
     names = list(task_ids) if ordered else []
     if not names or not all(isinstance(name, str) and name in known for name in names):
@@ -29,7 +34,48 @@ def rows_of(task_ids: Sequence[str], known: Sequence[str], given: Any) -> dict[s
     sizes = {len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim}
     if len(names) not in sizes:
         raise UsageError(f"task_ids names {len(names)} tasks for {sorted(sizes)} samples; give one for each")
+    if len(tasks) > 1:
+        _require_one_each(getattr(model, "config", None), given, len(names))
     return {task: torch.tensor([i for i, name in enumerate(names) if name == task]) for task in tasks}
+
+
+def _require_one_each(config: Any, given: Any, size: int) -> None:
+    """Refuses pictures and sounds in the order of the tokens that stand for them, unless each sample has one."""
+    arguments, named = given
+    ids = named.get("input_ids", next(iter(arguments), named.get("inputs")))
+    for kind, names in _MEDIA.items() if isinstance(ids, Tensor) and len(ids) == size else ():
+        tokens = {getattr(config, f"{kind}_token_{end}", None) for end in ("id", "index")} - {None}
+        held = {name: named[name] for name in names if isinstance(named.get(name), Tensor)} if tokens else {}
+        for name, value in held.items():
+            has = torch.isin(ids, torch.tensor([*tokens], device=ids.device)).any(-1)
+            # Idefics 2 and Mllama have a row of pictures for each sample.
+            by_sample = value.ndim == 6 or (value.ndim == 5 and "pixel_attention_mask" in named)
+            if bool(has.any()) and (len(value) != size or not (by_sample or bool(has.all()))):
+                raise UsageError(
+                    f"{name} {list(value.shape)} cannot be divided by samples, of which {int(has.sum())} of {size} "
+                    f"have {kind} tokens: samples of several tasks need one {kind} each, as one row of {name}. Run "
+                    "one task at a time"
+                )
+
+
+@contextmanager
+def explain_division(task: str, given: Any, size: int) -> Iterator[None]:
+    """Tells, where a model fails inside a `with` block on what [`take_rows`] made, which tensors that has divided."""
+    try:
+        yield
+    except (UsageError, DataError, torch.OutOfMemoryError):
+        raise
+    # Whatever a model raises whose arguments do not fit each other.
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        named = {**{f"argument {i}": value for i, value in enumerate(given[0], 1)}, **given[1]}
+        tensors = [(name, leaf) for name, value in named.items() for leaf in leaves_of(value)[0]]
+        shapes = [(name, list(leaf.shape)) for name, leaf in tensors if isinstance(leaf, Tensor)]
+        divided, whole = ([f"{name} {s}" for name, s in shapes if (s[:1] == [size]) is by] for by in (True, False))
+        raise UsageError(
+            f"the samples of {task!r} cannot run on their own ({type(error).__name__}: {error!s:.300}). Divided by "
+            f"samples: {', '.join(divided) or 'nothing'}; given whole: {', '.join(whole) or 'nothing'}. If that is "
+            "not what they mean, run one task at a time"
+        ) from error
 
 
 def take_rows(given: Any, rows: Tensor, size: int) -> Any:
@@ -59,27 +105,28 @@ def kind_of(model: torch.nn.Module, given: Any, size: int) -> tuple[Any, ...]:
     return (type(model), model.training, str(form), *about)
 
 
-def find_by_sample(model: Any, given: Any, size: int) -> list[Any]:
+def find_by_sample(model: Any, given: Any, part: Any, rows: Tensor, size: int) -> list[Any]:
     """
     Keys of the outputs of a model that have a row for each sample, which depends on no other sample.
 
     Seen, not guessed from shapes: contrastive logits of three samples have three rows, and each holds what belongs to
-    the others. So the model runs on the first sample and on the first two.
+    the others. So the model runs on the whole batch, and what it gives for some `rows` is compared with their `part`.
     """
-    firsts = (take_rows(given, torch.arange(count), size) for count in (1, 2))
-    one, two = (model(*arguments, **named) for arguments, named in firsts)
-
-    def is_first(row: Any, rows: Any) -> bool:
-        if not isinstance(row, Tensor) or not isinstance(rows, Tensor) or row.shape[:1] != (1,):
-            return False
-        # while training, dropout changes values
-        return rows.shape == (2, *row.shape[1:]) and (model.training or are_close(row, rows[:1]))
+    whole = model(*given[0], **given[1])
 
     def follows(key: Any) -> bool:
-        pairs = list(zip(leaves_of(one[key])[0], leaves_of(two[key])[0], strict=True))
-        return bool(pairs) and all(is_first(*pair) for pair in pairs)
+        pairs = list(zip(leaves_of(whole[key])[0], leaves_of(part[key])[0], strict=True))
+        return bool(pairs) and all(is_same(*pair) for pair in pairs)
 
-    return [key for key in keys_of(one) if follows(key)]
+    def is_same(all_rows: Any, own: Any) -> bool:
+        if not (isinstance(all_rows, Tensor) and isinstance(own, Tensor) and own.shape[:1] == rows.shape):
+            return False
+        if all_rows.shape != (size, *own.shape[1:]):
+            return False
+        # while training, dropout changes values
+        return model.training or are_alike([*all_rows[rows.to(all_rows.device)]], [*own])
+
+    return [key for key in keys_of(part) if follows(key)]
 
 
 def join_outputs(outputs: Mapping[str, Any], rows: Rows, by_sample: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -118,6 +165,12 @@ def keys_of(output: Any) -> list[Any]:
     return list(output) if isinstance(output, Mapping) else list(range(len(output)))
 
 
+def are_alike(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """True for as many tensors of the same shapes that are equal up to rounding."""
+    same = [part.shape for part in some] == [part.shape for part in others]
+    return same and all(map(are_close, some, others))
+
+
 def are_close(one: Tensor, two: Tensor) -> bool:
     """True for two tensors of a shape that are equal up to rounding."""
     tolerance = _TOLERANCES.get(one.dtype, _HALF_TOLERANCE)
@@ -131,11 +184,19 @@ class Generation:
     """Generation for rows of several tasks, in turns, each from the random state of the call, as it would alone."""
 
     def __init__(self, rows: Rows, device: torch.device) -> None:
-        self._rows, self._device = rows, device
+        self._rows, self._device, self._shared = rows, device, dict[str, Any]()
         self._left, self._fill = len(rows), 0
 
+    def share(self, model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Keeps the options that all samples share whatever their length, such as the ends of a text, and returns the
+        others: those of one dimension are shared that are no inputs of the model."""
+        own = {*inspect.signature(model.forward).parameters, "decoder_start_token_id"}
+        short = [name for name, value in options.items() if isinstance(value, Tensor) and value.ndim < 2]
+        self._shared = {name: options[name] for name in short if name not in own}
+        return {name: value for name, value in options.items() if name not in self._shared}
+
     def run(self, model: Any, task: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-        own = self._rows[task].tolist()
+        own, options = self._rows[task].tolist(), options | self._shared
         if (allowed := options.get("prefix_allowed_tokens_fn")) is not None:
             # The function knows a row by its number among all.
             options["prefix_allowed_tokens_fn"] = lambda row, tokens: allowed(own[row], tokens)

@@ -4,8 +4,9 @@ A unit is a module that itself holds a tensor in which the tasks differ. It runs
 rows and with that task's weights, and its results are put together in the order of the batch; everything else runs
 once for all rows. What a unit takes is divided by rows if its length is a multiple of the batch's, and given to every
 task whole if not. A length can be a multiple by chance, and code can use a weight without calling the module that
-holds it. So the rule is not believed: the first pass of each kind is compared with every task alone, and where the two
-differ, batches of that kind take turns. A kind is what was divided in which call of which unit, whatever the lengths.
+holds it. So the rule is not believed: the first pass of each kind is compared with every task on the whole batch, and
+where the two differ, batches of that kind take turns. A kind is what was divided in which call of which unit, whatever
+the lengths.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_unflatten
 
-from .batches import Rows, are_close, keys_of, kind_of, leaves_of, take_rows
+from .batches import Rows, are_alike, keys_of, kind_of, leaves_of
 from .building import BuiltModel
 from .layers import TaskLayers
 from .weights import TaskWeights
@@ -82,33 +83,34 @@ class Mixer:
 
 
 def _check(units: Units, rows: Rows, given: tuple[Any, Any]) -> None:
-    """Raises [`NotByRows`] where one pass does not give what each task gives alone.
+    """Raises [`NotByRows`] where one pass does not give the rows that each task gives alone for the whole batch, of
+    which nothing needs to be divided; contrastive logits so have other shapes.
 
     Both run with weights that are moved far apart, for each task by other random factors: what a unit did not get, or
     got of another task, then shows in the outputs, however near the fine-tunes are to each other.
     """
-    size, alone, mixed = sum(map(len, rows.values())), {}, Pass(units, rows)
+    size, mixed, compared = sum(map(len, rows.values())), Pass(units, rows), 0
     units.are_moved = True
     try:
-        for task, own in rows.items():
-            arguments, batch = take_rows(given, own, size)
-            with units.weights(task, [slot for slots in units.slots.values() for slot in slots]):
-                alone[task] = units.model(*arguments, **batch)
         with _Choices(mixed):
             together = mixed.run(given)
+        if mixed.has_chosen:
+            raise NotByRows("the model selects samples by value")
+        for task, own in rows.items():
+            with units.weights(task, [slot for slots in units.slots.values() for slot in slots]):
+                alone = units.model(*given[0], **given[1])
+            for key in (key for key in keys_of(alone) if isinstance(alone[key], Tensor)):
+                found, mine = alone[key], together[key]
+                by_row = found.shape[:1] == (size,)
+                if by_row and len(mine) == size:
+                    found, mine = ([part[row] for row in own.tolist()] for part in (found, mine))
+                elif isinstance(mine, Tensor):
+                    found, mine = [found], [mine]
+                if not are_alike(found, mine):
+                    raise NotByRows("samples of several tasks in one pass do not give what each gives alone")
+                compared += by_row
     finally:
         units.are_moved = False
-    if mixed.has_chosen:
-        raise NotByRows("the model selects samples by value")
-    compared = 0
-    for task, own in rows.items():
-        for key in keys_of(alone[task]):
-            found = alone[task][key]
-            if not isinstance(found, Tensor) or found.shape[:1] != own.shape:
-                continue
-            if len(together[key]) != size or not all(map(are_close, together[key][own.to(found.device)], found)):
-                raise NotByRows("samples of several tasks in one pass do not give what each gives alone")
-            compared += 1
     if not compared:
         raise NotByRows("no output has a row for each sample")
 
@@ -343,9 +345,9 @@ def _trim(output: Any, widths: Mapping[str, int], rows: Rows) -> Any:
     """The output with a list of logits, each sample's of the width of its task's head."""
     key: Any = "logits" if isinstance(output, Mapping) else 0
     logits = output.get("logits") if isinstance(output, Mapping) else output[0]
-    if not isinstance(logits, Tensor) or logits.shape[-1] != max(widths.values()):
-        raise NotByRows("the heads of the tasks have different widths, and what they give is not returned as logits")
     width = {int(row): widths[task] for task, indices in rows.items() for row in indices}
+    if not isinstance(logits, Tensor) or (len(logits), logits.shape[-1]) != (len(width), max(widths.values())):
+        raise NotByRows("the heads of the tasks have different widths, and what they give is not returned as logits")
     samples = [sample[..., : width[row]] for row, sample in enumerate(logits)]
     if isinstance(output, tuple):
         return (samples, *output[1:])

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from ..errors import UsageError
-from .batches import Generation, Rows, find_by_sample, join_outputs, kind_of, rows_of, take_rows
+from ..merging.loading import decode_settings
+from .batches import Generation, Rows, explain_division, find_by_sample, join_outputs, kind_of, rows_of, take_rows
 from .building import BuiltModel, build_model, relabel, require_places, same_network, take_over
 from .mixed import Mixer, NotByRows
 from .turns import Turns
@@ -324,7 +325,8 @@ class EMRModel(Uncopied):
         Runs the model on a batch. Several threads may do so: they wait for each other.
 
         Args:
-            *arguments, **batch: Arguments of the model; `labels` and a cache only with a single task.
+            *arguments, **batch: Arguments of the model; `labels` and a cache only with a single task. With several,
+                samples whose text has a place for pictures have one picture each, or none has.
             task_ids (`Sequence[str]`, *optional*): The task of each sample; by default the current task for all. With
                 several tasks, there are no gradients.
 
@@ -334,12 +336,13 @@ class EMRModel(Uncopied):
             that compare samples, are left out, and a warning names them once.
 
         Raises:
-            ValueError: No task is current, `task_ids` does not fit the batch, or several tasks have labels or a cache.
+            ValueError: No task is current, `task_ids` does not fit the batch, or several tasks have labels, a cache,
+                or pictures whose samples are unknown.
         """
         with self._turns.hold():
             if task_ids is None:
                 return self._model_of_a_task()(*arguments, **batch)
-            rows = rows_of(task_ids, self.tasks, (arguments, batch))
+            rows = rows_of(task_ids, self.tasks, (arguments, batch), self._built.model)
             if len(rows) == 1:
                 with self.task(*rows) as model:
                     return model(*arguments, **batch)
@@ -357,7 +360,7 @@ class EMRModel(Uncopied):
         would alone. The switches overwrite weights that were changed in place.
 
         Args:
-            inputs, **options: Arguments of the model's own `generate`.
+            inputs, **options: Arguments of the model's own `generate`. With several tasks, pictures are as in a call.
             task_ids (`Sequence[str]`, *optional*): The task of each row.
 
         Returns:
@@ -370,11 +373,12 @@ class EMRModel(Uncopied):
             arguments = () if inputs is None else (inputs,)
             if task_ids is None:
                 return self._model_of_a_task().generate(*arguments, **options)
-            rows = rows_of(task_ids, self.tasks, (arguments, options))
+            rows = rows_of(task_ids, self.tasks, (arguments, options), self._built.model)
             if len(rows) == 1:
                 with self.task(*rows) as model:
                     return model.generate(*arguments, **options)
             turns = Generation(rows, self.device)
+            options = turns.share(self._built.model, options)
             return turns.join(self._run_in_turns(rows, (arguments, options), turns.run))
 
     def _run_in_turns(self, rows: Rows, given: tuple[Any, Any], run: Callable[..., Any]) -> dict[str, Any]:
@@ -384,7 +388,8 @@ class EMRModel(Uncopied):
             # The current task first, which is there already.
             for task in sorted(rows, key=lambda task: task != previous):
                 self._switch(task)
-                found[task] = run(self._built.model, task, *take_rows(given, rows[task], size))
+                with explain_division(task, given, size):
+                    found[task] = run(self._built.model, task, *take_rows(given, rows[task], size))
         finally:
             if previous is not None:
                 self._switch(previous)
@@ -418,9 +423,10 @@ class EMRModel(Uncopied):
 
         def run(model: Any, task: str, arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
             classes.add(type(model).__name__)
+            output = model(*arguments, **batch)
             if kind not in self._by_sample:
-                self._by_sample[kind] = find_by_sample(model, given, size)
-            return model(*arguments, **batch)
+                self._by_sample[kind] = find_by_sample(model, given, output, rows[task], size)
+            return output
 
         outputs = self._run_in_turns(rows, given, run)
         if len(classes) > 1 and not all(isinstance(output, Mapping) for output in outputs.values()):
@@ -477,7 +483,9 @@ class EMRModel(Uncopied):
         with self._turns.change(self._built.model):
             before, self._config = self._config, config
             if config != before and self.weights.manifest.library == "transformers":
-                relabel(self.model, self._outlines, *map(type(self.model.config).from_dict, (before, config)))
+                kind = type(self.model.config)
+                settings = (kind.from_dict(decode_settings(each)) for each in (before, config))
+                relabel(self.model, self._outlines, *settings)
             held = self.model.state_dict()
             for name, place in self._built.places.items():
                 self.weights.restore_into(task, name, place.within(held[place.tensor]))

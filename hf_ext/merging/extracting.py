@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -33,8 +34,6 @@ from .name_matching import match_fine_tune
 from .sources import open_weights, size_text
 
 _PREFIX = "base_model.model."
-# Exact classes only: subclasses may use their weights differently.
-_LINEAR = (nn.Linear, Conv1D)
 # Above this a fixed rank is found without all singular values.
 _LARGE = 1024
 _RANKS = tuple(2**power for power in range(18))
@@ -208,7 +207,10 @@ class _Extraction:
             # peft takes a bias beside factors only: here they add nothing
             self._take_matrix(module, torch.zeros(self._held[f"{module}.weight"].shape), 0.0)
         if not self._matrices:
-            raise ValueError(f"{self._pair.title}: no linear layer differs from the base, so no LoRA can be extracted")
+            raise ValueError(
+                f"{self._pair.title}: no linear layer differs from the base, so no LoRA can be extracted; of other "
+                f"tensors differ {[*self._whole, *(name for name, *_ in self._left_out)][:_SHOWN]}"
+            )
         saved = self._save_modules()
         for module, found in self._matrices.items() if self._biases else ():
             # peft gives B a bias in every module or in none.
@@ -262,7 +264,7 @@ class _Extraction:
         """True if a module is a linear layer whose weight the base has and does not tie to another."""
         weight = f"{module}.weight"
         return (
-            type(self._modules.get(module)) in _LINEAR
+            is_linear(self._modules.get(module))
             and not module.endswith(self._ends)
             and len(self._places[id(self._held[weight])]) == 1
             and self._fits(weight, self._held[weight])
@@ -289,7 +291,7 @@ class _Extraction:
             return "not the weight of a linear layer that the base has"
         for place in self._places[id(self._held[name])]:
             module = place.rpartition(".")[0]
-            if any(type(part) in _LINEAR for part in [*self._model.get_submodule(module).modules()][1:]):
+            if any(map(is_linear, [*self._model.get_submodule(module).modules()][1:])):
                 return f"peft saves whole modules, and {module or 'the model'} has linear layers in it"
         return ""
 
@@ -366,6 +368,23 @@ class _Extraction:
                 {"name": name, "error": _share(lost, self._of_all), "why": why} for name, lost, why in self._left_out
             ],
         }
+
+
+def is_linear(module: nn.Module | None) -> bool:
+    """True for a layer that peft takes for linear and that is; a class of its own, such as Falcon's, is tried out."""
+    if type(module) in (nn.Linear, Conv1D) or not isinstance(module, nn.Linear):
+        return type(module) in (nn.Linear, Conv1D)
+    # that of attention in torch, whose forward is not run
+    if type(module) is nn.modules.linear.NonDynamicallyQuantizableLinear:
+        return False
+    trial, x = copy(module), torch.rand(1, 3)
+    trial._parameters = {"weight": nn.Parameter(torch.rand(2, 3)), "bias": nn.Parameter(torch.rand(2))}
+    try:
+        with torch.no_grad():
+            return torch.allclose(trial(x), nn.functional.linear(x, trial.weight, trial.bias))
+    except Exception:
+        # of another library, with its own ways to fail
+        return False
 
 
 def _build_outline(pair: Pair) -> tuple[dict[str, Any], nn.Module]:

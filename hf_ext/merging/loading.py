@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -53,6 +53,15 @@ def find_class(config: Mapping[str, Any]) -> type[PreTrainedModel] | None:
     return model_class if is_model else None
 
 
+def decode_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as transformers reads it from its file, where infinity is {"__float__": "Infinity"}."""
+
+    def decode(part: dict[str, Any]) -> Any:
+        return float(part["__float__"]) if part.keys() == {"__float__"} else part
+
+    return cast(dict[str, Any], json.loads(json.dumps(config), object_hook=decode))
+
+
 def build_empty(config: Mapping[str, Any]) -> PreTrainedModel | None:
     """The model of a configuration without weights, `None` if its class is unknown; or a `ValueError`."""
     model_class = find_class(config)
@@ -61,7 +70,7 @@ def build_empty(config: Mapping[str, Any]) -> PreTrainedModel | None:
     assert model_class.config_class is not None
     try:
         with torch.device("meta"):
-            return model_class(model_class.config_class.from_dict(dict(config)))
+            return model_class(model_class.config_class.from_dict(decode_settings(config)))
     except Exception as error:
         # hundreds of classes, each with its own ways to fail and packages to need
         name = model_class.__name__
@@ -161,7 +170,7 @@ def resolve_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
             return {**json.loads(json.dumps(known.arguments, default=str)), **config}
         # Other keys of the file are nobody's settings.
         settings = CONFIG_MAPPING[kind]().to_dict()
-        resolved = CONFIG_MAPPING[kind].from_dict(dict(config)).to_dict()
+        resolved = CONFIG_MAPPING[kind].from_dict(decode_settings(config)).to_dict()
         return {key: value for key, value in resolved.items() if key in settings}
     except Exception:
         # hundreds of classes, each with its own ways to fail

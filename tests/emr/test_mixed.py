@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,99 @@ def test_what_is_not_by_sample_is_left_out(tmp_path: Path):
     assert emr.current == "a" and unchanged(emr, before)
 
 
+TEXTS = {"vocab_size": 30, "max_position_embeddings": 16, "eos_token_id": 3, "pad_token_id": 0} | SIZES
+SEEN = {"image_size": 8, "patch_size": 4} | SIZES
+PARTS = {"text_config": TEXTS, "vision_config": SEEN}
+LLAMA = {"vocab_size": 30, "num_key_value_heads": 2} | SIZES
+CONTRASTS: dict[str, tuple[type, Any]] = {
+    "CLIP": (transformers.CLIPModel, transformers.CLIPConfig(**PARTS, projection_dim=8)),
+    "SigLIP": (transformers.SiglipModel, transformers.SiglipConfig(**PARTS)),
+    "two encoders": (
+        transformers.VisionTextDualEncoderModel,
+        transformers.VisionTextDualEncoderConfig.from_vision_text_configs(
+            transformers.ViTConfig(**SEEN), transformers.BertConfig(**TEXTS), projection_dim=8
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTRASTS)
+def test_what_compares_samples_is_left_out_for_tasks_of_any_size(name: str, tmp_path: Path):
+    emr = make_family(tmp_path, *CONTRASTS[name], SAME)
+    batch = {key: value[:4] for key, value in (text() | images(8)).items()}
+    for order in (["a", "b", "b", "a"], ["b", "a", "a", "a"], ["a", "b", "c", "a"]):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = emr(**batch, task_ids=order)
+        assert order[0] == "b" or any("left out: ['logits_per_image', 'logits_per_text']" in str(w) for w in told)
+        assert found.logits_per_image is None and found.logits_per_text is None
+        assert_rows(found.image_embeds, alone(emr, batch, order, "image_embeds"))
+        emr._told.clear()
+    # Texts that are as many as the samples of a task are no samples.
+    batch |= {key: value[:2] for key, value in batch.items() if key != "pixel_values"}
+    with pytest.warns(UserWarning, match="'text_embeds'"):
+        found = emr(**batch, task_ids=["a", "b", "b", "a"])
+    assert found.text_embeds is None and found.image_embeds.shape == (4, 8 if name != "SigLIP" else 16)
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> EMRModel:
+    seen, told = transformers.CLIPVisionConfig(**SEEN), transformers.LlamaConfig(**LLAMA)
+    config = transformers.LlavaConfig(text_config=told, vision_config=seen, image_token_id=5, image_token_index=5)
+    folder = tmp_path_factory.mktemp("llava")
+    return make_family(folder, transformers.LlavaForConditionalGeneration, config, SAME)
+
+
+@pytest.mark.parametrize(
+    "counts", [(1, 1, 1, 1), (2, 0, 0, 2), (0, 1, 1, 2), (2, 2, 2, 2), (1, 1, 0, 1), (0, 0, 0, 0)]
+)
+def test_pictures_go_to_their_samples_or_are_refused(counts: tuple[int, ...], llava: EMRModel):
+    # four patches a picture
+    ids = torch.randint(6, 30, (4, 12), generator=torch.Generator().manual_seed(0))
+    for row, count in enumerate(counts):
+        ids[row, 1 : 1 + 4 * count] = 5
+    batch, order = {"input_ids": ids}, [*"abba"]
+    if sum(counts):
+        batch["pixel_values"] = images(8)["pixel_values"].repeat(2, 1, 1, 1)[: sum(counts)]
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    if counts in ((1, 1, 1, 1), (0, 0, 0, 0)):
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            assert_rows(llava(**batch, task_ids=order).logits, alone(llava, batch, order))
+        found = llava.generate(**batch, task_ids=order, **options)
+        for row, task in enumerate(order):
+            with llava.task(task) as model:
+                assert found[row].tolist() == model.generate(**batch, **options)[row].tolist()
+        return
+    for call in (llava, lambda **given: llava.generate(**given, **options)):
+        with refused(UsageError, "pixel_values", "one task at a time"):
+            call(**batch, task_ids=order)
+    llava(**batch, task_ids=["a"] * 4)
+
+
+def test_patches_of_pictures_are_refused_and_positions_are_whole(tmp_path: Path):
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+    seen = {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2}
+    text_config, kind = LLAMA | {"rope_parameters": rope}, transformers.Qwen2VLForConditionalGeneration
+    config = transformers.Qwen2VLConfig(text_config=text_config, vision_config=seen, image_token_id=5)
+    emr, ids = make_family(tmp_path, kind, config, SAME), torch.randint(6, 30, (3, 6))
+    positions = torch.arange(6).expand(3, 3, 6) * torch.tensor([1, 2, 3])[:, None, None]
+    batch, order = {"input_ids": ids, "position_ids": positions}, [*"aba"]
+    found = emr(**batch, task_ids=order).logits
+    for row, task in enumerate(order):
+        with emr.task(task) as model, torch.no_grad():
+            assert_same_answers(found[row], model(**batch).logits[row])
+    ids[:, 1:5] = 5
+    grids = torch.tensor([[1, 4, 4]] * 3)
+    with refused(UsageError, "pixel_values [48, 96]", "one task at a time"):
+        emr(input_ids=ids, pixel_values=torch.rand(48, 96), image_grid_thw=grids, task_ids=order)
+
+
+def test_arguments_that_do_not_fit_are_named(bert: EMRModel, gpt2: EMRModel):
+    for call in (bert, lambda **given: gpt2.generate(given.pop("input_ids"), **given, max_new_tokens=2)):
+        with refused(UsageError, "Divided by samples: ", "given whole: token_type_ids [5, 6]", "one task at a time"):
+            call(**text(), token_type_ids=torch.zeros(5, 6, dtype=torch.long), task_ids=TASKS)
+
+
 def test_models_of_different_classes_run_in_turn(tmp_path: Path):
     merged = merge_berts(tmp_path, a={}, b={"hidden_act": "relu"})
     emr, batch, order = EMRModel.from_pretrained(merged), text(), ["a", "b"] * 3
@@ -313,6 +407,24 @@ def test_each_row_is_generated_by_its_task(way: str, gpt2: EMRModel):
     if way == "sampled":
         again = gpt2.generate(PROMPTS, attention_mask=MASK, task_ids=PROMPTED, **options)
         assert again.shape != found.shape or not torch.equal(again, found)
+
+
+def test_what_samples_share_is_whole_although_it_is_as_long_as_the_batch(gpt2: EMRModel, tmp_path: Path):
+    plain = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 1}
+    free = generate(gpt2, **plain, eos_token_id=-1)
+    ends = torch.tensor([*free[:, 5].tolist()])
+    assert generate(gpt2, **plain, eos_token_id=ends).tolist() != free.tolist()
+    sizes = {f"{part}_{key}": 2 for part in ("encoder", "decoder") for key in ("layers", "attention_heads", "ffn_dim")}
+    more = {"num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 20, "decoder_start_token_id": 1}
+    nothing = {"suppress_tokens": None, "begin_suppress_tokens": None}
+    config = transformers.WhisperConfig(vocab_size=30, d_model=16, **sizes, **more, **nothing, **ENDS)
+    emr = make_family(tmp_path, transformers.WhisperForConditionalGeneration, config, SAME)
+    given = {"input_features": torch.rand(3, 8, 40), "prompt_ids": torch.tensor([4, 5, 6]), "max_new_tokens": 3}
+    found, order = emr.generate(**given, task_ids=[*"abc"]), [*"abc"]
+    for row, task in enumerate(order):
+        with emr.task(task) as model:
+            wanted = model.generate(**given | {"input_features": given["input_features"][row : row + 1]})[0]
+        assert found[row, : len(wanted)].tolist() == wanted.tolist()
 
 
 @pytest.fixture

@@ -54,6 +54,8 @@ TEXT = {"input_ids": TOKENS}
 PIXELS = {"pixel_values": torch.linspace(-1, 1, 384).reshape(2, 3, 8, 8)}
 WORDS, ENDS = {"vocab_size": 30}, {"bos_token_id": 2, "eos_token_id": 3}
 HALVES = WORDS | {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1}
+BAMBA = MAMBA | {"attn_layer_indices": [0], "num_key_value_heads": 1}
 # A class, its settings, and inputs.
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, torch.Tensor]]] = {
     # Its file has other names than the model: transformers renames them on loading.
@@ -64,6 +66,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, torch.Tensor]]] = {
     "qwen2": ("Qwen2ForCausalLM", WORDS | {"num_key_value_heads": 1} | SMALL, TEXT),
     "llama": ("LlamaForCausalLM", WORDS | {"num_key_value_heads": 1, "attention_bias": True} | SMALL, TEXT),
     # One embedding in four modules.
+    # Its linear layers are of a class of its own.
+    "falcon": ("FalconForCausalLM", WORDS | SMALL, TEXT),
+    # Its settings hold infinity.
+    "bamba": ("BambaForCausalLM", WORDS | BAMBA | SMALL, TEXT),
     "t5": ("T5ForConditionalGeneration", HALVES, TEXT | {"decoder_input_ids": TOKENS}),
 }
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError
+from hf_ext.merging.loading import build_empty, compare_settings
 from hf_ext.merging.plan import make_plan, resolve_plan
 from hf_ext.merging.tensors import KEPT
 from tests.emr.emr_testing import perturb, write_weights
@@ -260,3 +261,21 @@ def test_names_that_a_program_changed_are_matched_and_said(tmp_path, wrapper, ar
     with make_plan(siblings(tmp_path, "a", method="average")) as plan:
         assert len(plan.merged_rows) == 3
         assert any("x.y." in text for text in plan.warnings) == said
+
+
+@pytest.mark.parametrize("limit", [(0.0, float("inf")), (0.0, 5.0), (float("-inf"), 5.0)])
+def test_settings_that_are_infinite_are_read(tmp_path: Path, limit: tuple[float, float]):
+    small = {
+        "hidden_size": 16,
+        "num_heads": 4,
+        "head_dim": 8,
+        "state_size": 4,
+        "num_hidden_layers": 1,
+        "vocab_size": 9,
+    }
+    transformers.Mamba2Config(**small, time_step_limit=limit, n_groups=1).save_pretrained(tmp_path)
+    told = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["Mamba2ForCausalLM"]}
+    model = build_empty(told)
+    assert model is not None and tuple(model.config.time_step_limit) == limit
+    ((name, *_),) = compare_settings(told, told | {"time_step_limit": [0.0, 7.0]})
+    assert name == "time_step_limit" and compare_settings(told, told | {"chunk_size": 256}) == []

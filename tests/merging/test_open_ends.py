@@ -17,6 +17,7 @@ from hf_ext.emr.arithmetic import SUB_BLOCK
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError, UsageError
 from hf_ext.files import TakenError
+from hf_ext.merging.extracting import is_linear
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan
 from hf_ext.merging.updating import add_task, remove_task
@@ -259,3 +260,40 @@ def test_no_task_is_restored_with_infinity(tmp_path, case, shard):
     if case == "not rescaled":
         with refused(DataError, "'w'", "float16", "rescale"):
             TaskWeights(tmp_path / "out", rescale="tensor").export("a", tmp_path / "plain")
+
+
+class _Doubled(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+class _Router(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x).topk(1)
+
+
+class _Named(torch.nn.Linear):
+    def forward(self, x):
+        return x @ self.weight.T if self.bias is None else x @ self.weight.T + self.bias
+
+
+_LAYERS = {
+    "a plain one": (torch.nn.Linear, True),
+    "a class of its own": (_Named, True),
+    "Falcon's": (transformers.models.falcon.modeling_falcon.FalconLinear, True),
+    "of GPT-2": (transformers.pytorch_utils.Conv1D, True),
+    "of attention in torch": (torch.nn.modules.linear.NonDynamicallyQuantizableLinear, False),
+    "doubled": (_Doubled, False),
+    "a router": (_Router, False),
+    "bilinear": (lambda rows, columns: torch.nn.Bilinear(rows, columns, 2), False),
+}
+
+
+@pytest.mark.parametrize("layer", _LAYERS)
+def test_layers_of_other_classes_are_linear_if_their_answers_are(layer):
+    make, linear = _LAYERS[layer]
+    with torch.device("meta"):
+        made = make(4, 5)
+    before = dict(made.named_parameters())
+    assert is_linear(made) == linear
+    assert all(part is before[name] for name, part in made.named_parameters())
