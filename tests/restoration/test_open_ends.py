@@ -1,15 +1,19 @@
 """Options without effect are refused, and bits that Pillow drops are told."""
 
 import contextlib
+import io
+import pickle
 import struct
+import zlib
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import tifffile
 from numpngw import write_png
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
+from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo, putchunk
 
 from hf_ext.restoration.files import read_frames
 from hf_ext.restoration.jobs import check_template, plan_jobs
@@ -17,11 +21,13 @@ from hf_ext.restoration.pipeline import ImageRestorationPipeline
 from hf_ext.restoration.records import Records
 from hf_ext.restoration.run import restore_files
 from hf_ext.semanir import SemanIRImageProcessor
+from hf_ext.semanir.image_processing_semanir import to_unit
 from hf_ext.semanir.pipeline_semanir import ImageRestorationPipeline as PlainPipeline
 from hf_ext.tasks.restoration import SemanIRTask
 from tests.kit.command_line import run
 from tests.kit.refusals import refused
 from tests.kit.restorers import tiny_restorer
+from tests.restoration.tiff_testing import grey_tiff
 
 
 @pytest.mark.parametrize("ending", ["png", "tif"])
@@ -194,3 +200,50 @@ def test_colours_below_transparency_count_for_no_score(mode):
         image.putalpha(alpha)
         pixels.append(task._pixels(image, "gaussian_noise"))
     assert np.array_equal(*pixels) and pixels[0][:, :8].min() == 255
+
+
+def _grey_file(kind: str, orientation: int | None) -> bytes:
+    """A ramp: grey of 12 bits, grey whose white is 0, or of a PNG of few bits with a transparent value."""
+    ramp, tags = np.arange(256).reshape(16, 16), {} if orientation is None else {274: orientation}
+    if kind.startswith("tif"):
+        bits, photometric = {"tif12": (12, 1), "tif16 white": (16, 0), "tif16": (16, 1)}[kind]
+        return grey_tiff(ramp * (2**bits // 256), bits=bits, photometric=photometric, tags=tags)
+    bits, file = int(kind.removeprefix("png")), io.BytesIO()
+    values = (ramp % 2**bits).astype(np.uint8)
+    rows = np.packbits(np.unpackbits(values[..., None], axis=-1)[..., -bits:].reshape(16, -1), axis=-1)
+    head = struct.pack(">II5B", 16, 16, bits, 0, 0, 0, 0)
+    chunks = {b"IHDR": head, b"tRNS": b"\0\1", b"IDAT": zlib.compress(np.pad(rows, ((0, 0), (1, 0))).tobytes())}
+    if orientation:
+        exif = Image.Exif()
+        exif[274] = orientation
+        chunks = {b"IHDR": head, b"eXIf": exif.tobytes().removeprefix(b"Exif\0\0"), **chunks}
+    file.write(b"\x89PNG\r\n\x1a\n")
+    for name, content in {**chunks, b"IEND": b""}.items():
+        putchunk(file, name, content)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("orientation", [None, 1, 6])
+@pytest.mark.parametrize("kind", ["tif12", "tif16", "tif16 white", "png2", "png4"])
+def test_a_copy_of_an_opened_picture_is_read_as_its_file(kind, orientation):
+    data = _grey_file(kind, orientation)
+    held = {"path": None, "bytes": data}
+    pipe, wanted = ImageRestorationPipeline(tiny_restorer()), read_frames(data).pictures[0].pixels
+    on_white = np.where(wanted[..., 1:] == 0, 255, wanted[..., :1]) if wanted.shape[-1] == 2 else wanted
+    ways = {
+        "opened": lambda: Image.open(io.BytesIO(data)),
+        "copied": lambda: ImageOps.exif_transpose(Image.open(io.BytesIO(data))),
+        "pickled": lambda: pickle.loads(pickle.dumps(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))),
+        "cropped": lambda: ImageOps.exif_transpose(Image.open(io.BytesIO(data))).crop((0, 0, 16, 16)),
+        "of a data set": lambda: datasets.Image().decode_example(held),
+    }
+    for name, read in ways.items():
+        image = read()
+        image.load()
+        assert np.array_equal(pipe.preprocess(read())["pixels"], wanted), name
+        assert np.array_equal(pipe.preprocess(image)["pixels"], wanted), name
+        trained = SemanIRTask(), SemanIRTask()
+        for task, given in zip(trained, (read(), image), strict=True):
+            task.config.num_channels = task.config.num_channels_out = 1
+            pixels = task._pixels(ImageOps.exif_transpose(given), "gaussian_noise")
+            np.testing.assert_allclose(to_unit(pixels), to_unit(on_white), atol=1e-6, err_msg=name)
