@@ -244,6 +244,8 @@ def descriptive_tags(picture: Picture, say: Callable[[str], None] = logger.warni
     if picture.exif is None:
         return None
     kept = Image.Exif()
+    # Comments in UTF-16 and makers' notes are copied as they are, and go by the order of bytes.
+    kept.endian = picture.exif.endian
     try:
         for tag in _DESCRIPTIVE:
             if picture.exif.get(tag) is None:
@@ -307,7 +309,8 @@ def _fitting_tags(exif: Image.Exif, say: Callable[[str], None]) -> Image.Exif | 
 
 def _tiff(pictures: list[Picture]) -> bytes:
     file, exifs = io.BytesIO(), [_tags_to_write(picture) for picture in pictures]
-    with tifffile.TiffWriter(file, byteorder="<") as writer:
+    endian = next((exif.endian for exif in exifs if exif is not None and _EXIF_FOLDER in exif), None) or "<"
+    with tifffile.TiffWriter(file, byteorder=endian) as writer:
         for picture, exif in zip(pictures, exifs, strict=True):
             channels = picture.pixels.shape[-1]
             writer.write(
@@ -355,14 +358,14 @@ def _add_folder(file: io.BytesIO, number: int, folder: int, tags: dict[int, Any]
     # is the tag, the type, the count and the value, in 2, 2, 4 and 4 bytes.
     file.seek(0)
     with tifffile.TiffFile(file) as written:
-        entry = written.pages[number].aspage().tags[folder - 1].offset
-    directory = ImageFileDirectory_v2()
+        entry, endian = written.pages[number].aspage().tags[folder - 1].offset, written.byteorder
+    directory = ImageFileDirectory_v2(prefix=b"II" if endian == "<" else b"MM")
     directory.update(tags)
     place = file.seek(0, io.SEEK_END)
     place += file.write(b"\0" * (place % 2))
     file.write(directory.tobytes(place))
     file.seek(entry)
-    file.write(struct.pack("<HHII", folder, _LONG, 1, place))
+    file.write(struct.pack(f"{endian}HHII", folder, _LONG, 1, place))
 
 
 def _deep_png(picture: Picture) -> bytes:

@@ -15,6 +15,7 @@ from numpngw import write_png
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo, putchunk
 
+from hf_ext.restoration.encoding import encode_frames
 from hf_ext.restoration.files import read_frames
 from hf_ext.restoration.jobs import check_template, plan_jobs
 from hf_ext.restoration.pipeline import ImageRestorationPipeline
@@ -247,3 +248,27 @@ def test_a_copy_of_an_opened_picture_is_read_as_its_file(kind, orientation):
             task.config.num_channels = task.config.num_channels_out = 1
             pixels = task._pixels(ImageOps.exif_transpose(given), "gaussian_noise")
             np.testing.assert_allclose(to_unit(pixels), to_unit(on_white), atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("format", ["TIFF", "JPEG", "PNG", "WEBP", "deep PNG", "pages of a TIFF"])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_what_goes_by_the_order_of_bytes_keeps_it(tmp_path, format, order):
+    note = b"UNICODE\0" + "Grüße".encode("utf-16-le" if order == "<" else "utf-16-be")
+    exif = Image.Exif()
+    exif.endian, exif[271] = order, "Canon"
+    exif.get_ifd(0x8769).update({0x9286: note, 0x927C: struct.pack(f"{order}HI", 1, 2), 0x9204: 0.5})
+    Image.linear_gradient("L").convert("RGB").save(tmp_path / "a.jpg", exif=exif)
+    frames = read_frames(tmp_path / "a.jpg")
+    if format == "deep PNG":
+        frames = frames._replace(
+            pictures=[frames.pictures[0]._replace(pixels=frames.pictures[0].pixels * np.uint16(257))]
+        )
+    frames = frames._replace(pictures=frames.pictures * (2 if "pages" in format else 1))
+    with Image.open(io.BytesIO(encode_frames(frames, format.split()[-1]))) as image:
+        image.seek(getattr(image, "n_frames", 1) - 1)
+        read = image.getexif()
+        found = read.get_ifd(0x8769)
+        assert (read.endian, found[0x9286], found[0x927C]) == (order, note, struct.pack(f"{order}HI", 1, 2))
+        assert (read[271], found[0x9204]) == ("Canon", 0.5)
+        if format not in ("JPEG", "WEBP"):
+            assert np.array_equal(np.asarray(image), read_frames(tmp_path / "a.jpg").pictures[0].pixels)
