@@ -253,6 +253,8 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Pic
     """A frame or page, and lines about what was not read of it."""
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
         raise UnreadableError(f"has PIL mode {image.mode!r}, whose range is unknown: convert it to 8 or 16 bits.")
+    if image.format == "FITS" and image.mode != "L":
+        raise UnreadableError("is a FITS of 16 bits, of which Pillow misreads half the values: convert it to a TIFF.")
     # A profile of other colours, such as CMYK, says nothing about the RGB that comes out.
     fits = image.mode.startswith("I;16") or image.mode in ("1", "L", "LA", "La", "RGB", "RGBA", "RGBX", "P", "PA")
     icc_profile = image.tag_v2.get(_ICC_PROFILE) if isinstance(image, TiffImageFile) else image.info.get("icc_profile")

@@ -32,11 +32,11 @@ def image_to_pixels(image: Image.Image) -> np.ndarray:
         logging.get_logger(__name__).warning(f"{image.format} of 16 bits: Pillow reads 8. Give hf_ext the file.")
     load_image(image)
     opened, image = image, ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16") or (image.mode == "I" and opened.format == "PPM"):
+    if (image.mode.startswith("I;16") and opened.format != "FITS") or (image.mode == "I" and opened.format == "PPM"):
         grey16 = spread_grey(np.asarray(image).astype(np.uint16)[..., None], opened)
         return add_alpha(grey16, image.info.get("transparency"))
-    # Pillow clips these to 8 bits when it converts them: the picture would come out white.
-    if image.mode in ("I", "F"):
+    # Pillow clips these to 8 bits when it converts them, and of a FITS takes numbers below 0 for large ones.
+    if image.mode[0] in "IF":
         raise ValueError(f"PIL mode {image.mode!r} has an unknown range: give an array of uint8, uint16 or floats.")
     grey = image.mode in ("1", "L", "LA", "La")
     if image.has_transparency_data:

@@ -31,7 +31,8 @@ def deep_grey(picture: Image.Image) -> np.ndarray | None:
         return None
     values = np.asarray(picture)
     low, high = values.min(), values.max()
-    if picture.mode == "F" or low < 0 or high > 65535:
+    # Of a FITS, Pillow takes numbers below 0 for large ones.
+    if picture.mode == "F" or low < 0 or high > 65535 or picture.format == "FITS":
         told = f"a picture has PIL mode {picture.mode!r} and values from {low:g} to {high:g}"
         raise DataError(f"{told}, and only whole numbers from 0 to 65535 are scaled: convert it to 8 bits.")
     # On white, as what is transparent in 8 bits.

@@ -272,3 +272,26 @@ def test_what_goes_by_the_order_of_bytes_keeps_it(tmp_path, format, order):
         assert (read[271], found[0x9204]) == ("Canon", 0.5)
         if format not in ("JPEG", "WEBP"):
             assert np.array_equal(np.asarray(image), read_frames(tmp_path / "a.jpg").pictures[0].pixels)
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32])
+@pytest.mark.parametrize("zero", [0, 32768])
+def test_a_fits_is_read_as_it_is_or_refused(tmp_path, bits, zero):
+    cards = {"SIMPLE": "T", "BITPIX": bits, "NAXIS": 2, "NAXIS1": 16, "NAXIS2": 16, "BZERO": zero}
+    head = "".join(f"{name:8}= {value:>20}".ljust(80) for name, value in cards.items()) + "END"
+    values = np.arange(256).reshape(16, 16).astype(f">i{bits // 8}" if bits > 8 else np.uint8)
+    path = tmp_path / "a.fits"
+    path.write_bytes(head.ljust(2880).encode() + values[::-1].tobytes().ljust(2880, b"\0"))
+    task, model = SemanIRTask(), tiny_restorer()
+    ways = [
+        lambda: read_frames(path).pictures[0].pixels,
+        lambda: PlainPipeline(model).preprocess(Image.open(path))["pixels"],
+        lambda: task._pixels(Image.open(path), "gaussian_noise"),
+    ]
+    for number, read in enumerate(ways[: 2 if bits == 32 else 3]):
+        with (
+            refused(ValueError, "FITS" if (bits, number) == (16, 0) else "mode")
+            if bits > 8
+            else contextlib.nullcontext()
+        ):
+            assert np.array_equal(read()[..., 0], values)
