@@ -110,7 +110,7 @@ def read_heif(source: Source, check: Callable[[int, int], None]) -> Frames:
         raise
     except DECODER_ERRORS as error:
         raise UnreadableError(f"is broken: {error}") from error
-    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    pixels = spread_bits(pixels[..., None] if pixels.ndim == 2 else pixels, file.info["bit_depth"])
     exif = _exif_of(file.info.get("exif"))
     if xmp := file.info.get("xmp"):
         exif = Image.Exif() if exif is None else exif
@@ -118,6 +118,13 @@ def read_heif(source: Source, check: Callable[[int, int], None]) -> Frames:
     lost = (FURTHER.format(len(file) - 1),) if len(file) > 1 else ()
     picture = Picture(np.ascontiguousarray(pixels), exif, file.info.get("icc_profile"), resolution_of(exif or {}))
     return Frames([picture], lost=lost)
+
+
+def spread_bits(pixels: np.ndarray, bits: int) -> np.ndarray:
+    """Values of 16 bits whose upper ones are all that the file has, as decoders put them, with white at 65535."""
+    if pixels.dtype == np.uint8 or bits >= 16:
+        return pixels
+    return np.rint((pixels >> (16 - bits)) * (65535 / (2**bits - 1))).astype(np.uint16)
 
 
 def read_raw(source: Source, check: Callable[[int, int], None]) -> Frames:

@@ -129,20 +129,20 @@ def read_deep(image: ImageFile.ImageFile, source: Source, page: int) -> np.ndarr
         return np.ascontiguousarray(image_to_pixels(image)).view(">u2").astype(np.uint16)
 
 
-def lost_bits(image: ImageFile.ImageFile, source: Source) -> list[str]:
-    """A line about values of more than 8 bits of which Pillow gives 8; asked before the picture is loaded."""
+def bits_of(image: ImageFile.ImageFile, source: Source) -> int:
+    """How many bits a value has in the file, if more than 8; asked before the picture is loaded."""
     bits = 8
     if image.format == "PPM" and image.tile[0].codec_name.startswith("ppm"):
         arguments: Any = image.tile[0].args
         # The largest value.
         bits = arguments[1].bit_length()
     elif image.format in _DEPTHS:
-        mark, bits_of = _DEPTHS[image.format]
+        mark, count = _DEPTHS[image.format]
         found = mark.search(read_bytes(source))
-        bits = bits_of(found[1][0]) if found else 8
+        bits = count(found[1][0]) if found else 8
     elif _DEEP.fullmatch(_raw_mode(image)):
         bits = 16
-    return [f"{image.format} of {bits} bits: 8 of them were read"] if bits > 8 and image.mode[0] != "I" else []
+    return bits
 
 
 def _raw_mode(image: ImageFile.ImageFile) -> str:

@@ -22,7 +22,7 @@ from ..errors import DataError, UsageError
 from ..terminal import log_level
 from . import camera
 from .camera import DECODER_ERRORS, XMP, Frames, Picture, Source, UnreadableError, read_bytes, resolution_of
-from .containers import colour_chunks, divide_by_alpha, is_lossless_webp, jpeg_subsampling, lost_bits, read_deep
+from .containers import bits_of, colour_chunks, divide_by_alpha, is_lossless_webp, jpeg_subsampling, read_deep
 from .encoding import FOLDERS, IPTC, KEPT_TAGS, descriptive_tags, to_8_bits
 from .jobs import FORMATS
 
@@ -261,8 +261,9 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Pic
     lost = list[str]()
     chunks = colour_chunks(image, lost.append)
     pixels = read_deep(image, source, page)
-    if pixels is None:
-        lost += lost_bits(image, source)
+    bits = bits_of(image, source) if pixels is None else 16
+    if pixels is None and bits > 8 and image.mode[0] != "I":
+        lost.append(f"{image.format} of {bits} bits: 8 of them were read")
     if pixels is None or image.format == "PNG":
         load_image(image, lost.append)
     exif = image.getexif()
@@ -271,6 +272,8 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Pic
         with suppress(*DECODER_ERRORS):
             exif.get_ifd(folder)
     pixels = image_to_pixels(image) if pixels is None else pixels
+    if image.format == "JPEG2000":
+        pixels = camera.spread_bits(pixels, bits)
     dpi = resolution_of(exif, image.info.get("dpi"))
     if XMP not in exif and image.info.get("xmp"):
         # Where other files than a TIFF have it.

@@ -295,3 +295,26 @@ def test_a_fits_is_read_as_it_is_or_refused(tmp_path, bits, zero):
             else contextlib.nullcontext()
         ):
             assert np.array_equal(read()[..., 0], values)
+
+
+@pytest.mark.parametrize(
+    ("format", "bits"), [("JPEG2000", 10), ("JPEG2000", 12), ("JPEG2000", 16), ("HEIF", 10), ("HEIF", 12)]
+)
+def test_white_of_any_bits_is_white(format, bits, monkeypatch):
+    ramp = np.linspace(0, 2**bits - 1, 64).round().astype(np.int64)
+    values, file = np.tile(ramp, (64, 1)), io.BytesIO()
+    if format == "HEIF":
+        heif = pytest.importorskip("pillow_heif")
+        monkeypatch.setattr(heif.options, "SAVE_HDR_TO_12_BIT", bits == 12)
+        deep = np.repeat((values << (16 - bits)).astype(np.uint16)[..., None], 3, axis=-1)
+        coded = heif.from_bytes(mode="RGB;16", size=(64, 64), data=deep.tobytes())
+        coded.save(file, quality=-1, matrix_coefficients=0, chroma=444)
+    else:
+        # Of the same code, with other bits in its header, the middle is at another value.
+        coded = Image.fromarray((values - 2 ** (bits - 1) + 32768).astype(np.uint16))
+        coded.save(file, "JPEG2000", irreversible=False, no_jp2=True)
+        file.getbuffer()[file.getvalue().index(b"\xff\x4f\xff\x51") + 42] = bits - 1
+    pixels = read_frames(file.getvalue()).pictures[0].pixels
+    wanted = np.rint(values * (65535 / (2**bits - 1)))
+    assert np.abs(pixels - wanted[..., None]).max() <= (0 if format == "JPEG2000" else 65535 / 2**bits)
+    assert (pixels.min(), pixels.max()) == (0, 65535)
