@@ -111,12 +111,12 @@ def read_heif(source: Source, check: Callable[[int, int], None]) -> Frames:
     except DECODER_ERRORS as error:
         raise UnreadableError(f"is broken: {error}") from error
     pixels = spread_bits(pixels[..., None] if pixels.ndim == 2 else pixels, file.info["bit_depth"])
-    exif = _exif_of(file.info.get("exif"))
+    exif, dpi = _exif_of(file.info.get("exif"))
     if xmp := file.info.get("xmp"):
         exif = Image.Exif() if exif is None else exif
         exif[XMP] = xmp
     lost = (FURTHER.format(len(file) - 1),) if len(file) > 1 else ()
-    picture = Picture(np.ascontiguousarray(pixels), exif, file.info.get("icc_profile"), resolution_of(exif or {}))
+    picture = Picture(np.ascontiguousarray(pixels), exif, file.info.get("icc_profile"), dpi)
     return Frames([picture], lost=lost)
 
 
@@ -142,7 +142,8 @@ def read_raw(source: Source, check: Callable[[int, int], None]) -> Frames:
         said = error.args[0] if error.args else ""
         reason = said.decode(errors="replace") if isinstance(said, bytes) else said
         raise UnreadableError(f"is not a RAW file that LibRaw can read: {reason}") from error
-    return Frames([Picture(pixels, _exif_of(read_bytes(source)))])
+    exif, dpi = _exif_of(read_bytes(source))
+    return Frames([Picture(pixels, exif, dpi=dpi)])
 
 
 def read_bytes(source: Source, count: int | None = None) -> bytes:
@@ -175,21 +176,35 @@ def open_picture(source: Source, max_pixels: int | None = None) -> Iterator[Imag
 
 
 def resolution_of(tags: Mapping[int, Any], dpi: tuple[float, float] | None = None) -> tuple[float, float] | None:
-    """Pixels an inch, by the tags if nothing else in the file says them; what is not above 1 says nothing."""
+    """Pixels an inch of the upright picture, by the tags if nothing else in the file says them; what is not above 1
+    says nothing."""
     try:
         inches = 0.0 if dpi else {2: 1.0, 3: 2.54}[tags.get(296, 2)]
         dpi = dpi or (inches * float(tags[282]), inches * float(tags[283]))
+        # From 5 up rows and columns change places.
+        dpi = dpi[::-1] if tags.get(_ORIENTATION, 1) >= 5 else dpi
     except (LookupError, TypeError, ValueError, ArithmeticError):
         return None
     return dpi if all(1 < side < float("inf") for side in dpi) else None
 
 
-def _exif_of(data: bytes | None) -> Image.Exif | None:
-    """The tags in EXIF data or in a file that is built like a TIFF, if there are any; not the orientation."""
+def tell_shape(x: Any, y: Any) -> list[str]:
+    """A line about pixels that are not square, of a file that says their shape alone."""
+    try:
+        x, y = float(x), float(y)
+    except (TypeError, ValueError, ArithmeticError):
+        return []
+    return [f"its pixels are not square, which was left out: {x:g} : {y:g}"] if 0 < x != y > 0 else []
+
+
+def _exif_of(data: bytes | None) -> tuple[Image.Exif | None, tuple[float, float] | None]:
+    """The tags in EXIF data or in a file that is built like a TIFF, if there are any, and pixels an inch; not the
+    orientation."""
     exif = Image.Exif()
     try:
         exif.load(data or b"")
     except DECODER_ERRORS:
-        return None
+        return None, None
+    dpi = resolution_of(exif)
     exif.pop(_ORIENTATION, None)
-    return exif if len(exif) else None
+    return exif if len(exif) else None, dpi

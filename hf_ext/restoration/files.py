@@ -226,9 +226,10 @@ def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:
             lost.append(f"tags of the TIFF were left out: {told.replace(' (unknown)', '')}")
         if image.tag_v2.get(_SUBFILE, 0) & _REDUCED:
             lost.append("a page that was marked as a smaller copy of another became a page like others")
-    unitless = image.info.get("jfif_density") if image.info.get("jfif_unit") == 0 else image.info.get("aspect")
-    if unitless and unitless[0] != unitless[1]:
-        lost.append(f"its pixels are not square, which was left out: {unitless[0]} : {unitless[1]}")
+    # Of a TIFF or EXIF data whose unit is none.
+    tags, inches = image.getexif(), image.info.get("dpi")
+    sides = (tags.get(282), tags.get(283)) if tags.get(296) == 1 and not inches else image.info.get("aspect", (0, 0))
+    lost += camera.tell_shape(*(image.info["jfif_density"] if image.info.get("jfif_unit") == 0 else sides))
     raw = "Raw profile type "
     profiles = [name[len(raw) :] for name in map(str, image.info) if name.startswith(raw) and name != f"{raw}exif"]
     if profiles:
@@ -256,6 +257,8 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Pic
     if image.format == "FITS" and image.mode != "L":
         raise UnreadableError("is a FITS of 16 bits, of which Pillow misreads half the values: convert it to a TIFF.")
     # A profile of other colours, such as CMYK, says nothing about the RGB that comes out.
+    # Pillow turns a TIFF when it is loaded, and forgets its orientation.
+    turned = image.tag_v2.get(_ORIENTATION, 1) if isinstance(image, TiffImageFile) else None
     fits = image.mode.startswith("I;16") or image.mode in ("1", "L", "LA", "La", "RGB", "RGBA", "RGBX", "P", "PA")
     icc_profile = image.tag_v2.get(_ICC_PROFILE) if isinstance(image, TiffImageFile) else image.info.get("icc_profile")
     lost = list[str]()
@@ -274,7 +277,7 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Pic
     pixels = image_to_pixels(image) if pixels is None else pixels
     if image.format == "JPEG2000":
         pixels = camera.spread_bits(pixels, bits)
-    dpi = resolution_of(exif, image.info.get("dpi"))
+    dpi = resolution_of({**exif, _ORIENTATION: turned or exif.get(_ORIENTATION, 1)}, image.info.get("dpi"))
     if XMP not in exif and image.info.get("xmp"):
         # Where other files than a TIFF have it.
         exif[XMP] = image.info["xmp"]
@@ -337,7 +340,10 @@ def _read_page(page: tifffile.TiffPage, data: io.BytesIO, say: Callable[[str], N
         exif.load_from_fp(data, page.offset)
     else:
         say("EXIF data were not read: Pillow knows none of a BigTIFF whose high bytes come first")
-    dpi = resolution_of({282: page.resolution[0], 283: page.resolution[1], 296: page.resolutionunit})
+    tags = {282: page.resolution[0], 283: page.resolution[1], 296: page.resolutionunit}
+    dpi = resolution_of({**tags, _ORIENTATION: page.tags.valueof(_ORIENTATION, 1)})
+    for line in camera.tell_shape(*page.resolution) if page.resolutionunit == 1 else ():
+        say(line)
     picture = Picture(pixels, exif, page.iccprofile, dpi)
     return picture._replace(exif=descriptive_tags(picture, say))
 

@@ -318,3 +318,57 @@ def test_white_of_any_bits_is_white(format, bits, monkeypatch):
     wanted = np.rint(values * (65535 / (2**bits - 1)))
     assert np.abs(pixels - wanted[..., None]).max() <= (0 if format == "JPEG2000" else 65535 / 2**bits)
     assert (pixels.min(), pixels.max()) == (0, 65535)
+
+
+@pytest.mark.parametrize("orientation", [None, 1, 3, 6])
+@pytest.mark.parametrize("kind", ["jpg", "png", "tif", "webp", "planes", "deep tif", "no unit", "planes, no unit"])
+def test_the_resolution_turns_with_the_picture(tmp_path, kind, orientation):
+    path = tmp_path / f"a.{kind if len(kind) <= 4 else 'tif'}"
+    exif = Image.Exif()
+    exif.update({282: 204.0, 283: 98.0, 296: 2} | ({274: orientation} if orientation else {}))
+    if kind in ("jpg", "png", "tif", "webp"):
+        Image.new("RGB", (12, 8)).save(path, dpi=(204, 98), exif=exif)
+    else:
+        pixels = np.zeros((8, 12, 3), np.uint8 if kind == "no unit" else np.uint16)
+        layout = {"planarconfig": "separate"} if "planes" in kind else {}
+        pixels = np.moveaxis(pixels, -1, 0) if layout else pixels
+        tags = [(274, 3, 1, orientation, True)] if orientation else []
+        unit = 1 if "unit" in kind else 2
+        tifffile.imwrite(
+            path, pixels, photometric="rgb", resolution=(204, 98), resolutionunit=unit, extratags=tags, **layout
+        )
+    picture, lost = read_frames(path).pictures[0], read_frames(path).lost
+    if "unit" in kind:
+        assert (picture.dpi, lost) == (None, ("its pixels are not square, which was left out: 204 : 98",))
+        return
+    turned = orientation == 6
+    assert picture.pixels.shape[:2] == ((12, 8) if turned else (8, 12)) and not lost
+    np.testing.assert_allclose([*map(float, picture.dpi)], (98, 204) if turned else (204, 98), rtol=1e-3)
+
+
+def test_a_raw_file_keeps_its_resolution(tmp_path):
+    pytest.importorskip("rawpy")
+    black = {
+        tag: (tag, kind, count, value, True)
+        for tag, kind, count, value in (
+            (50706, 1, 4, b"\1\4\0\0"),
+            (50707, 1, 4, b"\1\1\0\0"),
+            (274, 3, 1, 6),
+            (50778, 3, 1, 21),
+            (33421, 3, 2, (2, 2)),
+            (33422, 1, 4, b"\0\1\1\2"),
+            (50721, 10, 9, (1, 1, 0, 1, 0, 1, 0, 1, 1, 1, 0, 1, 0, 1, 0, 1, 1, 1)),
+        )
+    }
+    cells = np.full((128, 160), 3000, np.uint16)
+    tifffile.imwrite(
+        tmp_path / "a.dng",
+        cells,
+        photometric=32803,
+        extratags=[*black.values()],
+        resolution=(300, 200),
+        resolutionunit=2,
+        metadata=None,
+    )
+    picture = read_frames(tmp_path / "a.dng").pictures[0]
+    assert picture.pixels.shape[0] > picture.pixels.shape[1] and picture.dpi == (200, 300)
