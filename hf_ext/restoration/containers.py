@@ -23,6 +23,18 @@ _TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
 _OF_THE_FILE = (
     b"XML:com.adobe.xmp\0", b"Raw profile type ", b"tiff:Orientation\0", b"exif:Orientation\0",
 )  # fmt: skip
+# What else is read or written anew, or says when and with how many bits the file before was written.
+_SILENT_CHUNKS = {
+    b"IHDR", b"PLTE", b"IDAT", b"tRNS", b"iCCP", b"eXIf", b"pHYs", b"acTL", b"fcTL", b"fdAT", b"tIME", b"sBIT",
+}  # fmt: skip
+# Segments of a JPEG, by number and beginning, that are read or written anew, and those that programs add to theirs.
+_SILENT_SEGMENTS = (
+    b"APP0", b"APP1Exif\0", b"APP1http://ns.adobe.com/xap/1.0/\0", b"APP2ICC_PROFILE\0", b"APP2MPF\0", b"APP2FPXR\0",
+    b"APP12Ducky", b"APP13Photoshop 3.0\0", b"APP14Adobe", b"COM",
+)  # fmt: skip
+_XMP_EXTENSION = b"http://ns.adobe.com/xmp/extension/\0"
+# A marker of a JPEG that does not stand for a byte among the pixels.
+_MARKER = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
 # Behind the signature of 8 bytes and the header of 25, other chunks may stand.
 PNG_HEADER = 33
 
@@ -31,10 +43,12 @@ def colour_chunks(image: ImageFile.ImageFile, say: Callable[[str], None]) -> byt
     """The chunks of a PNG for colours and texts, as raw bytes; `say` is called with what is damaged."""
     if image.format != "PNG" or image.fp is None:
         return b""
-    place, found, before_pixels = image.fp.tell(), bytearray(), True
+    place, found, before_pixels, others = image.fp.tell(), bytearray(), True, set[str]()
     image.fp.seek(PNG_HEADER)
     for kind, length in _chunks(image.fp):
         before_pixels = before_pixels and kind != b"IDAT"
+        if kind not in _SILENT_CHUNKS.union(_TEXT_CHUNKS, _COLOUR_CHUNKS):
+            others.add(kind.decode("latin-1"))
         # None of the colours' chunks is longer than the 32 bytes of cHRM.
         if kind in _TEXT_CHUNKS or (kind in _COLOUR_CHUNKS and length <= 32 and before_pixels):
             content, checksum = image.fp.read(length), image.fp.read(4)
@@ -43,6 +57,8 @@ def colour_chunks(image: ImageFile.ImageFile, say: Callable[[str], None]) -> byt
                 say("a damaged text of the PNG was left out")
             elif not content.startswith(_OF_THE_FILE):
                 found += length.to_bytes(4) + kind + content + checksum
+    if others:
+        say(f"chunks of the PNG were left out: {', '.join(sorted(others))}")
     image.fp.seek(place)
     return bytes(found)
 
@@ -72,6 +88,26 @@ def has_other_light(chunks: bytes) -> bool:
 def has_texts(chunks: bytes) -> bool:
     """Tells chunks of a PNG that hold texts."""
     return any(kind in _TEXT_CHUNKS for kind, _ in _chunks(io.BytesIO(chunks)))
+
+
+def lost_of_jpeg(image: ImageFile.ImageFile, source: Source) -> list[str]:
+    """Lines about segments of a JPEG that are not read, and about what lies behind its only picture."""
+    if not isinstance(image, JpegImagePlugin.JpegImageFile):
+        return []
+    kinds = {
+        "XMP extension" if name == "APP1" and content.startswith(_XMP_EXTENSION) else name
+        for name, content in image.applist
+        if not (name.encode() + content).startswith(_SILENT_SEGMENTS)
+    }
+    lines = [f"segments of the JPEG were left out: {', '.join(sorted(kinds))}"] if kinds else []
+    data, place, behind = read_bytes(source), 2, b""
+    while image.format == "JPEG" and (mark := _MARKER.search(data, place)):
+        place = mark.end() + int.from_bytes(data[mark.end() : mark.end() + 2])
+        if mark[1] == b"\xd9":
+            behind = data[mark.end() :]
+            break
+    told = "what lies behind the picture in the JPEG, such as a video or gain map, was left out"
+    return [*lines, *([f"{told}: {len(behind):,} bytes"] if behind.strip(b"\0\r\n \xff") else [])]
 
 
 def jpeg_subsampling(image: ImageFile.ImageFile) -> int:

@@ -60,6 +60,12 @@ KEPT_TAGS = {*_DESCRIPTIVE, *FOLDERS}
 _SHAPE = re.compile(r'\{"shape": \[[\d, ]*\]\}')
 _OF_THE_PIXELS = re.compile(r'\{"shape": \[|ImageJ=|(<\?xml[^>]*>)?\s*(<!--.*-->)?\s*<OME ')
 
+# What XMP says of other parts of the file that was read: gain maps, videos, and the rest of a long XMP.
+_OTHER_PARTS = rb"hdrgm:Version|xmpNote:HasExtendedXMP|\w*Camera:(?:MotionPhoto|MicroVideo)\w*|\w*Container:Directory"
+_XMP_OF_PARTS = re.compile(
+    rb"\s(?:%b)\s*=\s*(?:\"[^\"]*\"|'[^']*')|<(%b)[\s>].*?</\1\s*>" % (_OTHER_PARTS, _OTHER_PARTS), re.DOTALL
+)
+
 # Bytes that one marker of a JPEG holds: of tags with the six that stand before them, of XMP without the 29.
 _LONGEST_EXIF, _LONGEST_XMP = 65533, 65504
 _PHOTOSHOP = b"Photoshop 3.0\0008BIM\x04\x04\0\0"
@@ -257,6 +263,7 @@ def descriptive_tags(picture: Picture, say: Callable[[str], None] = logger.warni
                 say(f"a description of how the pixels lie in the file (tag {tag}) was left out")
         if isinstance(kept.get(XMP), bytes):
             # The pixels stand upright by now.
+            kept[XMP] = _XMP_OF_PARTS.sub(b"", kept[XMP])
             kept[XMP] = re.sub(rb"(tiff:Orientation(?:\s*=\s*[\"']|>\s*))\d", rb"\g<1>1", kept[XMP])
         sides = {_EXIF_WIDTH: picture.pixels.shape[1], _EXIF_HEIGHT: picture.pixels.shape[0]}
         for folder in FOLDERS:

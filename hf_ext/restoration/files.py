@@ -22,7 +22,15 @@ from ..errors import DataError, UsageError
 from ..terminal import log_level
 from . import camera
 from .camera import DECODER_ERRORS, XMP, Frames, Picture, Source, UnreadableError, read_bytes, resolution_of
-from .containers import bits_of, colour_chunks, divide_by_alpha, is_lossless_webp, jpeg_subsampling, read_deep
+from .containers import (
+    bits_of,
+    colour_chunks,
+    divide_by_alpha,
+    is_lossless_webp,
+    jpeg_subsampling,
+    lost_of_jpeg,
+    read_deep,
+)
 from .encoding import FOLDERS, IPTC, KEPT_TAGS, descriptive_tags, to_8_bits
 from .jobs import FORMATS
 
@@ -262,7 +270,8 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Pic
     fits = image.mode.startswith("I;16") or image.mode in ("1", "L", "LA", "La", "RGB", "RGBA", "RGBX", "P", "PA")
     icc_profile = image.tag_v2.get(_ICC_PROFILE) if isinstance(image, TiffImageFile) else image.info.get("icc_profile")
     lost = list[str]()
-    chunks = colour_chunks(image, lost.append)
+    # Of the file, with its first picture: each reading goes through all.
+    chunks = colour_chunks(image, lost.append) if page == 0 else b""
     pixels = read_deep(image, source, page)
     bits = bits_of(image, source) if pixels is None else 16
     if pixels is None and bits > 8 and image.mode[0] != "I":
@@ -283,7 +292,7 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Pic
         exif[XMP] = image.info["xmp"]
     if IPTC not in exif and image.format in ("JPEG", "MPO") and (iptc := image.info.get("photoshop", {}).get(0x0404)):
         exif[IPTC] = iptc
-    lost += _losses(image, pixels.shape[-1])
+    lost += [*_losses(image, pixels.shape[-1]), *lost_of_jpeg(image, source)]
     return Picture(pixels, exif, icc_profile if fits else None, dpi, chunks), lost
 
 

@@ -372,3 +372,42 @@ def test_a_raw_file_keeps_its_resolution(tmp_path):
     )
     picture = read_frames(tmp_path / "a.dng").pictures[0]
     assert picture.pixels.shape[0] > picture.pixels.shape[1] and picture.dpi == (200, 300)
+
+
+_PARTS = {
+    "gain map": b'hdrgm:Version="1.0"><Container:Directory><rdf:Seq/></Container:Directory><a',
+    "video": b"GCamera:MotionPhoto='1' GCamera:MotionPhotoVersion=\"1\"",
+    "old video": b"><GCamera:MicroVideo>1</GCamera:MicroVideo><a",
+    "long XMP": b'xmpNote:HasExtendedXMP="AB"',
+}
+
+
+@pytest.mark.parametrize("part", _PARTS)
+def test_parts_of_a_jpeg_that_are_lost_are_told_and_no_longer_announced(part):
+    file, xmp = io.BytesIO(), b'<rdf:Description dc:title="mine" %b/>' % _PARTS[part]
+    extra = b""
+    if part == "long XMP":
+        name = b"http://ns.adobe.com/xmp/extension/\0"
+        extra = b"\xff\xe1" + struct.pack(">H", 2 + len(name)) + name
+    Image.new("RGB", (16, 16)).save(file, "JPEG", xmp=xmp, extra=extra + b"\xff\xeb\0\4JP")
+    behind = b"" if extra else file.getvalue()[:400]
+    frames = read_frames(file.getvalue() + behind)
+    told = [f"segments of the JPEG were left out: APP11{', XMP extension' if extra else ''}"]
+    told += ["what lies behind the picture in the JPEG, such as a video or gain map, was left out: 400 bytes"][
+        : not extra
+    ]
+    assert [*frames.lost] == told
+    written = Image.open(io.BytesIO(encode_frames(frames, "JPEG"))).info["xmp"]
+    assert b'dc:title="mine"' in written and not any(
+        word in written for word in (b"hdrgm", b"Camera", b"xmpNote", b"Dir")
+    )
+
+
+def test_chunks_of_a_png_are_kept_or_told():
+    file, content = io.BytesIO(), io.BytesIO()
+    Image.new("L", (16, 16)).save(file, "PNG", dpi=(90, 90), icc_profile=b"x", transparency=3, optimize=True)
+    for kind, data in ((b"caBX", b"jumb"), (b"bKGD", b"\0\1"), (b"tIME", bytes(7)), (b"gAMA", bytes(4))):
+        putchunk(content, kind, data)
+    frames = read_frames(file.getvalue()[:33] + content.getvalue() + file.getvalue()[33:])
+    assert frames.lost == ("chunks of the PNG were left out: bKGD, caBX",)
+    assert b"gAMA" in encode_frames(frames, "PNG")
