@@ -116,8 +116,18 @@ def read_heif(source: Source, check: Callable[[int, int], None]) -> Frames:
         exif = Image.Exif() if exif is None else exif
         exif[XMP] = xmp
     lost = (FURTHER.format(len(file) - 1),) if len(file) > 1 else ()
-    picture = Picture(np.ascontiguousarray(pixels), exif, file.info.get("icc_profile"), dpi)
+    profile, told = file.info.get("icc_profile"), file.info.get("nclx_profile") or {}
+    chunks = cicp_chunk(*(int(told.get(name, 2)) for name in ("color_primaries", "transfer_characteristics")))
+    picture = Picture(np.ascontiguousarray(pixels), exif, profile, dpi, b"" if profile else chunks)
     return Frames([picture], lost=lost)
+
+
+def cicp_chunk(primaries: int, transfer: int) -> bytes:
+    """The chunk of a PNG for a colour space by its numbers in ITU-T H.273; none of sRGB, BT.709 and unknown ones."""
+    if primaries in (1, 2) and transfer in (1, 2, 6, 13):
+        return b""
+    content = b"cICP" + bytes((primaries, transfer, 0, 1))
+    return (4).to_bytes(4) + content + zlib.crc32(content).to_bytes(4)
 
 
 def spread_bits(pixels: np.ndarray, bits: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from PIL import Image, ImageFile, JpegImagePlugin
 
 from hf_ext.semanir.image_processing_semanir import add_alpha, image_to_pixels
 
-from .camera import Source, read_bytes, seekable
+from .camera import Source, cicp_chunk, read_bytes, seekable
 
 # Colour chunks of a PNG; without them viewers show other colours.
 _COLOUR_CHUNKS = (b"cHRM", b"gAMA", b"sRGB", b"cICP", b"mDCV", b"cLLI")
@@ -35,6 +35,8 @@ _SILENT_SEGMENTS = (
 _XMP_EXTENSION = b"http://ns.adobe.com/xmp/extension/\0"
 # A marker of a JPEG that does not stand for a byte among the pixels.
 _MARKER = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
+# What the chunks gAMA and cHRM say of sRGB.
+_GAMMA, _SRGB = (45455).to_bytes(4), (31270, 32900, 64000, 33000, 30000, 60000, 15000, 6000)
 # Behind the signature of 8 bytes and the header of 25, other chunks may stand.
 PNG_HEADER = 33
 
@@ -77,12 +79,34 @@ def insert_chunks(png: bytes, chunks: bytes) -> bytes:
 
 def has_other_light(chunks: bytes) -> bool:
     """Tells colour chunks of anything but sRGB, whose values a file without them has too."""
-    # A power of 1 / 2.2 in units of 1 / 100,000, and the primaries and curve of sRGB.
     file = io.BytesIO(chunks)
-    return any(
-        (kind == b"gAMA" and file.read(4) != (45455).to_bytes(4)) or (kind == b"cICP" and file.read(2) != b"\x01\x0d")
-        for kind, _ in _chunks(file)
+    found = {kind: file.read(length) for kind, length in _chunks(file)}
+    # Numbers for the primaries and curve of sRGB; chunks that follow count where those before are not there.
+    if b"cICP" in found or b"sRGB" in found:
+        return found.get(b"cICP", b"\x01\x0d")[:2] != b"\x01\x0d"
+    # A power of 1 / 2.2 and the places of white, red, green and blue, in units of 1 / 100,000.
+    places = (
+        zip(struct.unpack(">8I", found[b"cHRM"]), _SRGB, strict=True) if len(found.get(b"cHRM", b"")) == 32 else ()
     )
+    return found.get(b"gAMA", _GAMMA) != _GAMMA or any(abs(place - usual) > 100 for place, usual in places)
+
+
+def profile_of(image: ImageFile.ImageFile, source: Source) -> bytes | None:
+    """The colour profile in a JPEG 2000 or BMP, of which Pillow hands out none."""
+    data = read_bytes(source) if image.format in ("JPEG2000", "BMP") else b""
+    if image.format == "JPEG2000" and (box := re.search(rb"(.{4})colr\x02", data, re.DOTALL)):
+        return data[box.end() + 2 : box.start() + int.from_bytes(box[1])]
+    # The fifth form of a BMP's header, and the mark of a profile in the file.
+    if image.format == "BMP" and data[14:18] == (124).to_bytes(4, "little") and data[70:74] == b"DEBM":
+        place, length = struct.unpack_from("<II", data, 126)
+        return data[14 + place : 14 + place + length]
+    return None
+
+
+def coded_colours(image: ImageFile.ImageFile, source: Source) -> bytes:
+    """The colour space of an AVIF, as a chunk of a PNG."""
+    box = re.search(rb"colrnclx(.{4})", read_bytes(source), re.DOTALL) if image.format == "AVIF" else None
+    return cicp_chunk(*struct.unpack(">HH", box[1])) if box and not image.info.get("icc_profile") else b""
 
 
 def has_texts(chunks: bytes) -> bool:

@@ -44,8 +44,8 @@ FOLDERS = (_EXIF_FOLDER, _GPS_FOLDER)
 _LONG, _FRACTIONS, _DOUBLE = 4, (5, 10), 12
 # What the camera's maker put there, in a form of their own; in RAW files it may be long.
 _MAKER_NOTE = 0x927C
-# An offset inside the file that it was read from.
-_INTEROPERABILITY = 0xA005
+# A folder in the first one, which says that the colours are those of Adobe RGB.
+INTEROPERABILITY = 0xA005
 # As IPTC has texts on a picture; in a JPEG they lie in a segment of Photoshop.
 IPTC = 33723
 # The tags that travel: names of document and page, description, maker, model, software, date, artist, host, XMP,
@@ -148,7 +148,7 @@ def _not_stored(frames: Frames, format: str) -> list[str]:
     other_light = not first.icc_profile and has_other_light(first.colour_chunks)
     # What there is, the place that it needs, and the words where a format has none.
     parts = [
-        (other_light, "chunks", "the gamma or colour space of the PNG: colours may look different"),
+        (other_light, "chunks", "the gamma or colour space of the picture: colours may look different"),
         (first.icc_profile, "profile", "the colour profile: colours may look different"),
         (descriptive_tags(first) is not None, "tags", "EXIF data and XMP: they were left out"),
         (has_texts(first.colour_chunks), "chunks", "the texts of the PNG: they were left out"),
@@ -268,7 +268,11 @@ def descriptive_tags(picture: Picture, say: Callable[[str], None] = logger.warni
         sides = {_EXIF_WIDTH: picture.pixels.shape[1], _EXIF_HEIGHT: picture.pixels.shape[0]}
         for folder in FOLDERS:
             tags = dict(picture.exif.get_ifd(folder))
-            tags.pop(_INTEROPERABILITY, None)
+            # Where a file was read, its place.
+            inner = tags.pop(INTEROPERABILITY, None)
+            if folder == _EXIF_FOLDER and not isinstance(inner, dict):
+                inner = picture.exif.get_ifd(INTEROPERABILITY)
+            tags |= {INTEROPERABILITY: inner} if inner else {}
             tags.update({tag: side for tag, side in sides.items() if tag in tags})
             if tags:
                 kept.get_ifd(folder).update(tags)

@@ -24,14 +24,16 @@ from . import camera
 from .camera import DECODER_ERRORS, XMP, Frames, Picture, Source, UnreadableError, read_bytes, resolution_of
 from .containers import (
     bits_of,
+    coded_colours,
     colour_chunks,
     divide_by_alpha,
     is_lossless_webp,
     jpeg_subsampling,
     lost_of_jpeg,
+    profile_of,
     read_deep,
 )
-from .encoding import FOLDERS, IPTC, KEPT_TAGS, descriptive_tags, to_8_bits
+from .encoding import FOLDERS, INTEROPERABILITY, IPTC, KEPT_TAGS, descriptive_tags, to_8_bits
 from .jobs import FORMATS
 
 # Formats whose frames follow one another in time; in those of the second kind the first picture is the whole (a
@@ -44,6 +46,8 @@ _ICC_PROFILE, _PHOTOMETRIC, _SAMPLES, _SUBFILE, _REDUCED, _MASK = 34675, 262, 27
 _ORIENTATION = 274
 # Tags from here on are those of programs, such as GeoTIFF's.
 _PRIVATE = 32768
+# The curves of the colours, their white and their primaries.
+_LIGHT = {301, 318, 319}
 # Those of Photoshop and of cameras for printers, which say nothing about the pixels and are in most files of theirs.
 _USUAL = {34377, 50341}
 _COLOURS = {2: 3, 5: 4, 6: 3, 8: 3, 9: 3, 10: 3}
@@ -228,7 +232,7 @@ def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:
         extra = image.tag_v2.get(_SAMPLES, 1) - colours - (channels % 2 == 0)
         if extra > 0:
             lost.append(f"channels beside colour and alpha were left out: {extra}")
-        private = sorted({*image.tag_v2} - KEPT_TAGS - _USUAL - {_ICC_PROFILE} - set(range(_PRIVATE)))
+        private = sorted({*image.tag_v2} - KEPT_TAGS - _USUAL - {_ICC_PROFILE} - (set(range(_PRIVATE)) - _LIGHT))
         if private:
             told = ", ".join(f"{tag} ({TiffTags.lookup(tag).name})" for tag in private)
             lost.append(f"tags of the TIFF were left out: {told.replace(' (unknown)', '')}")
@@ -269,9 +273,10 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Pic
     turned = image.tag_v2.get(_ORIENTATION, 1) if isinstance(image, TiffImageFile) else None
     fits = image.mode.startswith("I;16") or image.mode in ("1", "L", "LA", "La", "RGB", "RGBA", "RGBX", "P", "PA")
     icc_profile = image.tag_v2.get(_ICC_PROFILE) if isinstance(image, TiffImageFile) else image.info.get("icc_profile")
+    icc_profile = icc_profile or profile_of(image, source)
     lost = list[str]()
     # Of the file, with its first picture: each reading goes through all.
-    chunks = colour_chunks(image, lost.append) if page == 0 else b""
+    chunks = colour_chunks(image, lost.append) + coded_colours(image, source) if page == 0 else b""
     pixels = read_deep(image, source, page)
     bits = bits_of(image, source) if pixels is None else 16
     if pixels is None and bits > 8 and image.mode[0] != "I":
@@ -279,7 +284,7 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Pic
     if pixels is None or image.format == "PNG":
         load_image(image, lost.append)
     exif = image.getexif()
-    for folder in FOLDERS:
+    for folder in (*FOLDERS, INTEROPERABILITY):
         # Pillow reads it when it is asked for, and the file may be closed by then. Of damage `descriptive_tags` tells.
         with suppress(*DECODER_ERRORS):
             exif.get_ifd(folder)

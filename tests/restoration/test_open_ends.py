@@ -15,6 +15,7 @@ from numpngw import write_png
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo, putchunk
 
+from hf_ext.restoration.containers import has_other_light
 from hf_ext.restoration.encoding import encode_frames
 from hf_ext.restoration.files import read_frames
 from hf_ext.restoration.jobs import check_template, plan_jobs
@@ -411,3 +412,73 @@ def test_chunks_of_a_png_are_kept_or_told():
     frames = read_frames(file.getvalue()[:33] + content.getvalue() + file.getvalue()[33:])
     assert frames.lost == ("chunks of the PNG were left out: bKGD, caBX",)
     assert b"gAMA" in encode_frames(frames, "PNG")
+
+
+_PROFILE = bytes(16) + b"RGB " + bytes(108)
+
+
+def _with_colours(kind: str) -> bytes:
+    """A picture whose file says its colours in one of many ways."""
+    file, image = io.BytesIO(), Image.linear_gradient("L").resize((16, 16)).convert("RGB")
+    if kind in ("avif", "heic"):
+        if kind == "heic":
+            heif = pytest.importorskip("pillow_heif").from_bytes(mode="RGB", size=(16, 16), data=image.tobytes())
+            heif.save(file, color_primaries=9, transfer_characteristics=16, matrix_coefficients=9, full_range_flag=1)
+            return file.getvalue()
+        image.save(file, "AVIF")
+        data = bytearray(file.getvalue())
+        place = data.index(b"colrnclx") + 8
+        data[place : place + 4] = struct.pack(">HH", 9, 16)
+        return bytes(data)
+    if kind == "jp2":
+        image.save(file, "JPEG2000")
+        data = bytearray(file.getvalue())
+        box, header = data.index(b"colr") - 4, data.index(b"jp2h") - 4
+        new = struct.pack(">I", 11 + len(_PROFILE)) + b"colr\2\0\0" + _PROFILE
+        data[header : header + 4] = (int.from_bytes(data[header : header + 4]) + len(new) - data[box + 3]).to_bytes(4)
+        data[box : box + data[box + 3]] = new
+        return bytes(data)
+    if kind == "bmp":
+        image.save(file, "BMP")
+        head = struct.pack("<I", 124) + file.getvalue()[18:54] + bytes(16) + b"DEBM" + bytes(52)
+        head += struct.pack("<III", 124 + 768, len(_PROFILE), 0)
+        return file.getvalue()[:10] + struct.pack("<I", 138) + head.ljust(124, b"\0") + file.getvalue()[54:] + _PROFILE
+    exif = Image.Exif()
+    exif[271] = "a"
+    exif.get_ifd(0x8769).update({0x9000: b"0230", 0xA005: {1: "R03", 2: b"0100"}})
+    image.save(file, "PNG" if kind == "png" else "JPEG", exif=exif)
+    return encode_frames(read_frames(file.getvalue()), "TIFF") if kind == "tif" else file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["avif", "heic", "jp2", "bmp", "jpg", "tif", "png"])
+def test_what_a_file_says_of_its_colours_is_kept_or_told(kind):
+    told, frames = [], read_frames(_with_colours(kind))
+    encode_frames(frames, "BMP", say=told.append)
+    if kind in ("avif", "heic"):
+        assert b"cICP\x09\x10\x00\x01" in encode_frames(frames, "PNG") and "colour space of the picture" in " ".join(
+            told
+        )
+    elif kind in ("jp2", "bmp"):
+        assert frames.pictures[0].icc_profile == _PROFILE and "colour profile" in " ".join(told)
+    else:
+        for format in ("JPEG", "TIFF", "PNG", "WEBP"):
+            with Image.open(io.BytesIO(encode_frames(frames, format))) as image:
+                assert image.getexif().get_ifd(0xA005)[1].strip("\0") == "R03", format
+
+
+@pytest.mark.parametrize(
+    ("chunks", "other"),
+    [({}, False), ({"gAMA": [45455]}, False), ({"gAMA": [100000]}, True), ({"cICP": [0x010D0001]}, False)]
+    + [
+        ({"cHRM": places, **more}, red == 68000 and "sRGB" not in more)
+        for red in (64000, 68000)
+        for places in [[31270, 32900, red, 33000, 30000, 60000, 15000, 6000]]
+        for more in ({}, {"gAMA": [45455]}, {"sRGB": [0]})
+    ],
+)
+def test_colours_of_a_png_other_than_srgb_are_told(chunks, other):
+    file = io.BytesIO(bytes(33))
+    file.seek(33)
+    for kind, values in chunks.items():
+        putchunk(file, kind.encode(), struct.pack(f">{len(values)}I", *values))
+    assert has_other_light(file.getvalue()[33:]) == other
