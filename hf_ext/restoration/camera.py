@@ -3,6 +3,7 @@
 import io
 import os
 import struct
+import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -169,10 +170,30 @@ def seekable(source: Source) -> Any:
     return io.BytesIO(source) if isinstance(source, bytes) else os.fspath(source)
 
 
+# The bounds of the pictures that are open in all threads, below them Pillow's own, which is of the whole process.
+_BOUNDS: list[int | None] = []
+_LOCK = threading.Lock()
+
+
+def _bound(max_pixels: int | None, opens: bool) -> None:
+    """Sets Pillow's bound to the widest of the pictures that are open, or to what it was before the first."""
+    with _LOCK:
+        if opens:
+            _BOUNDS.extend([max_pixels] if _BOUNDS else [Image.MAX_IMAGE_PIXELS, max_pixels])
+        else:
+            _BOUNDS.reverse()
+            _BOUNDS.remove(max_pixels)
+            _BOUNDS.reverse()
+        own, *ours = _BOUNDS
+        Image.MAX_IMAGE_PIXELS = own if not ours else None if None in ours else max(map(int, filter(None, ours)))
+        if not ours:
+            _BOUNDS.clear()
+
+
 @contextmanager
 def open_picture(source: Source, max_pixels: int | None = None) -> Iterator[ImageFile.ImageFile]:
     """A picture of Pillow, whose own bound, which is another number, is set to ours meanwhile; None is none."""
-    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, max_pixels
+    _bound(max_pixels, opens=True)
     try:
         with warnings.catch_warnings():
             # Above the bound it warns, above twice the bound it refuses; `read_image` refuses both.
@@ -182,7 +203,7 @@ def open_picture(source: Source, max_pixels: int | None = None) -> Iterator[Imag
             with Image.open(seekable(source)) as image:
                 yield image
     finally:
-        Image.MAX_IMAGE_PIXELS = before
+        _bound(max_pixels, opens=False)
 
 
 def resolution_of(tags: Mapping[int, Any], dpi: tuple[float, float] | None = None) -> tuple[float, float] | None:

@@ -226,18 +226,14 @@ def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:
     if more > 0:
         lost.append(camera.FURTHER.format(more))
     if image.mode in _OTHER_COLOURS:
-        lost.append(f"{image.mode} was converted to RGB, and its colour profile was dropped")
+        profile = ", and its colour profile was dropped" if image.info.get("icc_profile") else ""
+        lost.append(f"{image.mode} was converted to RGB{profile}")
     if isinstance(image, TiffImageFile):
         colours = _COLOURS.get(image.tag_v2.get(_PHOTOMETRIC, 1), 1)
         extra = image.tag_v2.get(_SAMPLES, 1) - colours - (channels % 2 == 0)
         if extra > 0:
             lost.append(f"channels beside colour and alpha were left out: {extra}")
-        private = sorted({*image.tag_v2} - KEPT_TAGS - _USUAL - {_ICC_PROFILE} - (set(range(_PRIVATE)) - _LIGHT))
-        if private:
-            told = ", ".join(f"{tag} ({TiffTags.lookup(tag).name})" for tag in private)
-            lost.append(f"tags of the TIFF were left out: {told.replace(' (unknown)', '')}")
-        if image.tag_v2.get(_SUBFILE, 0) & _REDUCED:
-            lost.append("a page that was marked as a smaller copy of another became a page like others")
+        lost += _lost_tags({*image.tag_v2}, image.tag_v2.get(_SUBFILE, 0))
     # Of a TIFF or EXIF data whose unit is none.
     tags, inches = image.getexif(), image.info.get("dpi")
     sides = (tags.get(282), tags.get(283)) if tags.get(296) == 1 and not inches else image.info.get("aspect", (0, 0))
@@ -246,6 +242,17 @@ def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:
     profiles = [name[len(raw) :] for name in map(str, image.info) if name.startswith(raw) and name != f"{raw}exif"]
     if profiles:
         lost.append(f"raw profiles were left out: {', '.join(profiles)}")
+    return lost
+
+
+def _lost_tags(tags: set[int], subfile: int) -> list[str]:
+    """Lines about tags of a page of a TIFF that are not written, and about its kind."""
+    lost, private = [], sorted(tags - KEPT_TAGS - _USUAL - {_ICC_PROFILE} - (set(range(_PRIVATE)) - _LIGHT))
+    if private:
+        told = ", ".join(f"{tag} ({TiffTags.lookup(tag).name})" for tag in private)
+        lost.append(f"tags of the TIFF were left out: {told.replace(' (unknown)', '')}")
+    if subfile & _REDUCED:
+        lost.append("a page that was marked as a smaller copy of another became a page like others")
     return lost
 
 
@@ -347,6 +354,8 @@ def read_tiff(source: Source, check: Callable[[int], None]) -> Frames:
 def _read_page(page: tifffile.TiffPage, data: io.BytesIO, say: Callable[[str], None]) -> Picture:
     """A page; `say` is called with lines about what was lost of it."""
     (pixels, others), exif = _upright_pixels(page), Image.Exif()
+    for line in _lost_tags({tag.code for tag in page.tags}, page.subfiletype):
+        say(line)
     if others:
         say(f"channels beside colour and alpha were left out: {others}")
     if page.parent.byteorder == "<" or not page.parent.is_bigtiff:

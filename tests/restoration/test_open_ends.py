@@ -5,6 +5,7 @@ import io
 import pickle
 import struct
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import datasets
@@ -15,6 +16,7 @@ from numpngw import write_png
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo, putchunk
 
+from hf_ext.restoration.camera import open_picture
 from hf_ext.restoration.containers import has_other_light
 from hf_ext.restoration.encoding import encode_frames
 from hf_ext.restoration.files import read_frames
@@ -482,3 +484,52 @@ def test_colours_of_a_png_other_than_srgb_are_told(chunks, other):
     for kind, values in chunks.items():
         putchunk(file, kind.encode(), struct.pack(f">{len(values)}I", *values))
     assert has_other_light(file.getvalue()[33:]) == other
+
+
+@pytest.mark.parametrize("layout", ["pixels", "planes", "grey and alpha"])
+def test_tags_of_a_tiff_are_told_whoever_reads_it(tmp_path, layout):
+    geo = [(33550, "d", 3, (1.0, 1.0, 0.0), False), (318, 5, 2, (3127, 10000, 3290, 10000), False)]
+    shape = {"pixels": (8, 8, 3), "planes": (3, 8, 8), "grey and alpha": (8, 8, 2)}[layout]
+    how = {"photometric": "minisblack", "extrasamples": ["unassalpha"]} if shape[-1] == 2 else {"photometric": "rgb"}
+    config = "separate" if layout == "planes" else "contig"
+    tifffile.imwrite(
+        tmp_path / "a.tif",
+        np.zeros(shape, np.uint16),
+        planarconfig=config,
+        extratags=geo,
+        subfiletype=1,
+        metadata=None,
+        **how,
+    )
+    lost = " ".join(read_frames(tmp_path / "a.tif").lost)
+    assert all(word in lost for word in ("33550 (ModelPixelScale", "318 (WhitePoint", "smaller copy"))
+
+
+@pytest.mark.parametrize("profile", [None, b"CMYK"])
+def test_a_profile_is_dropped_where_there_is_one(tmp_path, profile):
+    Image.new("CMYK", (8, 8)).save(tmp_path / "a.jpg", icc_profile=profile)
+    dropped = ", and its colour profile was dropped" if profile else ""
+    assert read_frames(tmp_path / "a.jpg").lost == (f"CMYK was converted to RGB{dropped}",)
+
+
+@pytest.mark.parametrize("names", [("IMG.JPG", "img.jpg"), ("a.png", "a.jpg")])
+def test_the_advice_for_two_pictures_with_one_result_helps(tmp_path, names):
+    for name in names:
+        Image.new("L", (8, 8)).save(tmp_path / name)
+    if len([*tmp_path.iterdir()]) < 2:
+        pytest.skip("the file system tells no capitals")
+    plan = plan_jobs([str(tmp_path)], tmp_path / "out", ending=".png")
+    (reason,) = plan.refused.values()
+    again = plan_jobs([str(tmp_path)], tmp_path / "out", ending=".png", name="{stem}-{ext}")
+    assert ("--name" in reason) == (not again.refused) and "rename it" in reason
+
+
+def test_threads_leave_the_bound_of_pillow_as_it_was(tmp_path):
+    Image.new("L", (900, 900)).save(tmp_path / "a.png")
+    before = Image.MAX_IMAGE_PIXELS
+    with ThreadPoolExecutor(4) as pool:
+        [*pool.map(lambda most: read_frames(tmp_path / "a.png", most), [200, 300, 200, 400] * 4)]
+    assert before == Image.MAX_IMAGE_PIXELS
+    with open_picture(tmp_path / "a.png", 10**6), open_picture(tmp_path / "a.png"):
+        assert Image.MAX_IMAGE_PIXELS is None
+    assert before == Image.MAX_IMAGE_PIXELS
