@@ -320,8 +320,8 @@ def _fitting_tags(exif: Image.Exif, say: Callable[[str], None]) -> Image.Exif | 
 
 def _tiff(pictures: list[Picture]) -> bytes:
     file, exifs = io.BytesIO(), [_tags_to_write(picture) for picture in pictures]
-    endian = next((exif.endian for exif in exifs if exif is not None and _EXIF_FOLDER in exif), None) or "<"
-    with tifffile.TiffWriter(file, byteorder=endian) as writer:
+    endian = next((exif.endian for exif in exifs if exif is not None and _EXIF_FOLDER in exif), None)
+    with tifffile.TiffWriter(file, byteorder=">" if endian == ">" else "<") as writer:
         for picture, exif in zip(pictures, exifs, strict=True):
             channels = picture.pixels.shape[-1]
             writer.write(
