@@ -10,6 +10,7 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from ..errors import DataError
+from ..tasks.checks import is_scaled
 from ..terminal import count_of
 from .files import UNDECODABLE, is_broken_picture, is_seen, open_bytes
 from .found import Survey, keep_back, tell_test
@@ -126,11 +127,12 @@ def _measure_pairs(kept: dict[str, Any], data: Any, names: tuple[str, str]) -> S
     read = [(*lq, *hq) for lq, hq in (map(_read_header, row) for row in rows) if lq and hq]
     survey = Survey("pairs", **kept, about="")
     tell_broken(survey, broken, len(rows), len(read), "pair")
-    scales = {(hq.size[0] / lq.size[0], hq.size[1] / lq.size[1]) for lq, hq in read}
-    survey.scale = max(1, round(read[0][1].size[0] / read[0][0].size[0]))
-    if any(abs(size - survey.scale) > 0.02 for scale in scales for size in scale):
-        found = ", ".join(f"{width:.3g} x {height:.3g}" for width, height in sorted(scales)[:4])
-        told = f"must be as large as those of {names[0]}, or all 2, 3, 4 times; found {found} times."
+    survey.scale = max(1, read[0][1].size[0] // read[0][0].size[0])
+    wrong = [(*hq.size, *lq.size) for lq, hq in read if not is_scaled(lq.size, hq.size, survey.scale)]
+    if wrong or survey.scale > 4:
+        found = "{} x {} pixels for {} x {}".format(*(wrong or [(*read[0][1].size, *read[0][0].size)])[0])
+        told = f"must be as large as those of {names[0]}, or all 2, 3, 4 times, with less than 2, 3, 4 pixels more"
+        told = f"{told}, which are cut off; found {found}."
         raise DataError(f"{survey.train['path']}: the pictures of {names[1]} {told}")
     _tell_modes(survey, [header for pair in read for header in pair])
     survey.sides = sorted(min(lq.size) for lq, _ in read)

@@ -3,6 +3,7 @@
 import io
 import os
 import struct
+import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -110,14 +111,31 @@ def read_heif(source: Source, check: Callable[[int, int], None]) -> Frames:
         raise
     except DECODER_ERRORS as error:
         raise UnreadableError(f"is broken: {error}") from error
-    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-    exif = _exif_of(file.info.get("exif"))
+    pixels = spread_bits(pixels[..., None] if pixels.ndim == 2 else pixels, file.info["bit_depth"])
+    exif, dpi = _exif_of(file.info.get("exif"))
     if xmp := file.info.get("xmp"):
         exif = Image.Exif() if exif is None else exif
         exif[XMP] = xmp
     lost = (FURTHER.format(len(file) - 1),) if len(file) > 1 else ()
-    picture = Picture(np.ascontiguousarray(pixels), exif, file.info.get("icc_profile"), resolution_of(exif or {}))
+    profile, told = file.info.get("icc_profile"), file.info.get("nclx_profile") or {}
+    chunks = cicp_chunk(*(int(told.get(name, 2)) for name in ("color_primaries", "transfer_characteristics")))
+    picture = Picture(np.ascontiguousarray(pixels), exif, profile, dpi, b"" if profile else chunks)
     return Frames([picture], lost=lost)
+
+
+def cicp_chunk(primaries: int, transfer: int) -> bytes:
+    """The chunk of a PNG for a colour space by its numbers in ITU-T H.273; none of sRGB, BT.709 and unknown ones."""
+    if primaries in (1, 2) and transfer in (1, 2, 6, 13):
+        return b""
+    content = b"cICP" + bytes((primaries, transfer, 0, 1))
+    return (4).to_bytes(4) + content + zlib.crc32(content).to_bytes(4)
+
+
+def spread_bits(pixels: np.ndarray, bits: int) -> np.ndarray:
+    """Values of 16 bits whose upper ones are all that the file has, as decoders put them, with white at 65535."""
+    if pixels.dtype == np.uint8 or bits >= 16:
+        return pixels
+    return np.rint((pixels >> (16 - bits)) * (65535 / (2**bits - 1))).astype(np.uint16)
 
 
 def read_raw(source: Source, check: Callable[[int, int], None]) -> Frames:
@@ -135,7 +153,8 @@ def read_raw(source: Source, check: Callable[[int, int], None]) -> Frames:
         said = error.args[0] if error.args else ""
         reason = said.decode(errors="replace") if isinstance(said, bytes) else said
         raise UnreadableError(f"is not a RAW file that LibRaw can read: {reason}") from error
-    return Frames([Picture(pixels, _exif_of(read_bytes(source)))])
+    exif, dpi = _exif_of(read_bytes(source))
+    return Frames([Picture(pixels, exif, dpi=dpi)])
 
 
 def read_bytes(source: Source, count: int | None = None) -> bytes:
@@ -151,10 +170,30 @@ def seekable(source: Source) -> Any:
     return io.BytesIO(source) if isinstance(source, bytes) else os.fspath(source)
 
 
+# The bounds of the pictures that are open in all threads, below them Pillow's own, which is of the whole process.
+_BOUNDS: list[int | None] = []
+_LOCK = threading.Lock()
+
+
+def _bound(max_pixels: int | None, opens: bool) -> None:
+    """Sets Pillow's bound to the widest of the pictures that are open, or to what it was before the first."""
+    with _LOCK:
+        if opens:
+            _BOUNDS.extend([max_pixels] if _BOUNDS else [Image.MAX_IMAGE_PIXELS, max_pixels])
+        else:
+            _BOUNDS.reverse()
+            _BOUNDS.remove(max_pixels)
+            _BOUNDS.reverse()
+        own, *ours = _BOUNDS
+        Image.MAX_IMAGE_PIXELS = own if not ours else None if None in ours else max(map(int, filter(None, ours)))
+        if not ours:
+            _BOUNDS.clear()
+
+
 @contextmanager
 def open_picture(source: Source, max_pixels: int | None = None) -> Iterator[ImageFile.ImageFile]:
     """A picture of Pillow, whose own bound, which is another number, is set to ours meanwhile; None is none."""
-    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, max_pixels
+    _bound(max_pixels, opens=True)
     try:
         with warnings.catch_warnings():
             # Above the bound it warns, above twice the bound it refuses; `read_image` refuses both.
@@ -164,25 +203,39 @@ def open_picture(source: Source, max_pixels: int | None = None) -> Iterator[Imag
             with Image.open(seekable(source)) as image:
                 yield image
     finally:
-        Image.MAX_IMAGE_PIXELS = before
+        _bound(max_pixels, opens=False)
 
 
 def resolution_of(tags: Mapping[int, Any], dpi: tuple[float, float] | None = None) -> tuple[float, float] | None:
-    """Pixels an inch, by the tags if nothing else in the file says them; what is not above 1 says nothing."""
+    """Pixels an inch of the upright picture, by the tags if nothing else in the file says them; what is not above 1
+    says nothing."""
     try:
         inches = 0.0 if dpi else {2: 1.0, 3: 2.54}[tags.get(296, 2)]
         dpi = dpi or (inches * float(tags[282]), inches * float(tags[283]))
+        # From 5 up rows and columns change places.
+        dpi = dpi[::-1] if tags.get(_ORIENTATION, 1) >= 5 else dpi
     except (LookupError, TypeError, ValueError, ArithmeticError):
         return None
     return dpi if all(1 < side < float("inf") for side in dpi) else None
 
 
-def _exif_of(data: bytes | None) -> Image.Exif | None:
-    """The tags in EXIF data or in a file that is built like a TIFF, if there are any; not the orientation."""
+def tell_shape(x: Any, y: Any) -> list[str]:
+    """A line about pixels that are not square, of a file that says their shape alone."""
+    try:
+        x, y = float(x), float(y)
+    except (TypeError, ValueError, ArithmeticError):
+        return []
+    return [f"its pixels are not square, which was left out: {x:g} : {y:g}"] if 0 < x != y > 0 else []
+
+
+def _exif_of(data: bytes | None) -> tuple[Image.Exif | None, tuple[float, float] | None]:
+    """The tags in EXIF data or in a file that is built like a TIFF, if there are any, and pixels an inch; not the
+    orientation."""
     exif = Image.Exif()
     try:
         exif.load(data or b"")
     except DECODER_ERRORS:
-        return None
+        return None, None
+    dpi = resolution_of(exif)
     exif.pop(_ORIENTATION, None)
-    return exif if len(exif) else None
+    return exif if len(exif) else None, dpi

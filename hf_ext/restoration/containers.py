@@ -13,7 +13,7 @@ from PIL import Image, ImageFile, JpegImagePlugin
 
 from hf_ext.semanir.image_processing_semanir import add_alpha, image_to_pixels
 
-from .camera import Source, read_bytes, seekable
+from .camera import Source, cicp_chunk, read_bytes, seekable
 
 # Colour chunks of a PNG; without them viewers show other colours.
 _COLOUR_CHUNKS = (b"cHRM", b"gAMA", b"sRGB", b"cICP", b"mDCV", b"cLLI")
@@ -23,6 +23,20 @@ _TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
 _OF_THE_FILE = (
     b"XML:com.adobe.xmp\0", b"Raw profile type ", b"tiff:Orientation\0", b"exif:Orientation\0",
 )  # fmt: skip
+# What else is read or written anew, or says when and with how many bits the file before was written.
+_SILENT_CHUNKS = {
+    b"IHDR", b"PLTE", b"IDAT", b"tRNS", b"iCCP", b"eXIf", b"pHYs", b"acTL", b"fcTL", b"fdAT", b"tIME", b"sBIT",
+}  # fmt: skip
+# Segments of a JPEG, by number and beginning, that are read or written anew, and those that programs add to theirs.
+_SILENT_SEGMENTS = (
+    b"APP0", b"APP1Exif\0", b"APP1http://ns.adobe.com/xap/1.0/\0", b"APP2ICC_PROFILE\0", b"APP2MPF\0", b"APP2FPXR\0",
+    b"APP12Ducky", b"APP13Photoshop 3.0\0", b"APP14Adobe", b"COM",
+)  # fmt: skip
+_XMP_EXTENSION = b"http://ns.adobe.com/xmp/extension/\0"
+# A marker of a JPEG that does not stand for a byte among the pixels.
+_MARKER = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
+# What the chunks gAMA and cHRM say of sRGB.
+_GAMMA, _SRGB = (45455).to_bytes(4), (31270, 32900, 64000, 33000, 30000, 60000, 15000, 6000)
 # Behind the signature of 8 bytes and the header of 25, other chunks may stand.
 PNG_HEADER = 33
 
@@ -31,10 +45,12 @@ def colour_chunks(image: ImageFile.ImageFile, say: Callable[[str], None]) -> byt
     """The chunks of a PNG for colours and texts, as raw bytes; `say` is called with what is damaged."""
     if image.format != "PNG" or image.fp is None:
         return b""
-    place, found, before_pixels = image.fp.tell(), bytearray(), True
+    place, found, before_pixels, others = image.fp.tell(), bytearray(), True, set[str]()
     image.fp.seek(PNG_HEADER)
     for kind, length in _chunks(image.fp):
         before_pixels = before_pixels and kind != b"IDAT"
+        if kind not in _SILENT_CHUNKS.union(_TEXT_CHUNKS, _COLOUR_CHUNKS):
+            others.add(kind.decode("latin-1"))
         # None of the colours' chunks is longer than the 32 bytes of cHRM.
         if kind in _TEXT_CHUNKS or (kind in _COLOUR_CHUNKS and length <= 32 and before_pixels):
             content, checksum = image.fp.read(length), image.fp.read(4)
@@ -43,6 +59,8 @@ def colour_chunks(image: ImageFile.ImageFile, say: Callable[[str], None]) -> byt
                 say("a damaged text of the PNG was left out")
             elif not content.startswith(_OF_THE_FILE):
                 found += length.to_bytes(4) + kind + content + checksum
+    if others:
+        say(f"chunks of the PNG were left out: {', '.join(sorted(others))}")
     image.fp.seek(place)
     return bytes(found)
 
@@ -61,17 +79,59 @@ def insert_chunks(png: bytes, chunks: bytes) -> bytes:
 
 def has_other_light(chunks: bytes) -> bool:
     """Tells colour chunks of anything but sRGB, whose values a file without them has too."""
-    # A power of 1 / 2.2 in units of 1 / 100,000, and the primaries and curve of sRGB.
     file = io.BytesIO(chunks)
-    return any(
-        (kind == b"gAMA" and file.read(4) != (45455).to_bytes(4)) or (kind == b"cICP" and file.read(2) != b"\x01\x0d")
-        for kind, _ in _chunks(file)
+    found = {kind: file.read(length) for kind, length in _chunks(file)}
+    # Numbers for the primaries and curve of sRGB; chunks that follow count where those before are not there.
+    if b"cICP" in found or b"sRGB" in found:
+        return found.get(b"cICP", b"\x01\x0d")[:2] != b"\x01\x0d"
+    # A power of 1 / 2.2 and the places of white, red, green and blue, in units of 1 / 100,000.
+    places = (
+        zip(struct.unpack(">8I", found[b"cHRM"]), _SRGB, strict=True) if len(found.get(b"cHRM", b"")) == 32 else ()
     )
+    return found.get(b"gAMA", _GAMMA) != _GAMMA or any(abs(place - usual) > 100 for place, usual in places)
+
+
+def profile_of(image: ImageFile.ImageFile, source: Source) -> bytes | None:
+    """The colour profile in a JPEG 2000 or BMP, of which Pillow hands out none."""
+    data = read_bytes(source) if image.format in ("JPEG2000", "BMP") else b""
+    if image.format == "JPEG2000" and (box := re.search(rb"(.{4})colr\x02", data, re.DOTALL)):
+        return data[box.end() + 2 : box.start() + int.from_bytes(box[1])]
+    # The fifth form of a BMP's header, and the mark of a profile in the file.
+    if image.format == "BMP" and data[14:18] == (124).to_bytes(4, "little") and data[70:74] == b"DEBM":
+        place, length = struct.unpack_from("<II", data, 126)
+        return data[14 + place : 14 + place + length]
+    return None
+
+
+def coded_colours(image: ImageFile.ImageFile, source: Source) -> bytes:
+    """The colour space of an AVIF, as a chunk of a PNG."""
+    box = re.search(rb"colrnclx(.{4})", read_bytes(source), re.DOTALL) if image.format == "AVIF" else None
+    return cicp_chunk(*struct.unpack(">HH", box[1])) if box and not image.info.get("icc_profile") else b""
 
 
 def has_texts(chunks: bytes) -> bool:
     """Tells chunks of a PNG that hold texts."""
     return any(kind in _TEXT_CHUNKS for kind, _ in _chunks(io.BytesIO(chunks)))
+
+
+def lost_of_jpeg(image: ImageFile.ImageFile, source: Source) -> list[str]:
+    """Lines about segments of a JPEG that are not read, and about what lies behind its only picture."""
+    if not isinstance(image, JpegImagePlugin.JpegImageFile):
+        return []
+    kinds = {
+        "XMP extension" if name == "APP1" and content.startswith(_XMP_EXTENSION) else name
+        for name, content in image.applist
+        if not (name.encode() + content).startswith(_SILENT_SEGMENTS)
+    }
+    lines = [f"segments of the JPEG were left out: {', '.join(sorted(kinds))}"] if kinds else []
+    data, place, behind = read_bytes(source), 2, b""
+    while image.format == "JPEG" and (mark := _MARKER.search(data, place)):
+        place = mark.end() + int.from_bytes(data[mark.end() : mark.end() + 2])
+        if mark[1] == b"\xd9":
+            behind = data[mark.end() :]
+            break
+    told = "what lies behind the picture in the JPEG, such as a video or gain map, was left out"
+    return [*lines, *([f"{told}: {len(behind):,} bytes"] if behind.strip(b"\0\r\n \xff") else [])]
 
 
 def jpeg_subsampling(image: ImageFile.ImageFile) -> int:
@@ -129,20 +189,20 @@ def read_deep(image: ImageFile.ImageFile, source: Source, page: int) -> np.ndarr
         return np.ascontiguousarray(image_to_pixels(image)).view(">u2").astype(np.uint16)
 
 
-def lost_bits(image: ImageFile.ImageFile, source: Source) -> list[str]:
-    """A line about values of more than 8 bits of which Pillow gives 8; asked before the picture is loaded."""
+def bits_of(image: ImageFile.ImageFile, source: Source) -> int:
+    """How many bits a value has in the file, if more than 8; asked before the picture is loaded."""
     bits = 8
     if image.format == "PPM" and image.tile[0].codec_name.startswith("ppm"):
         arguments: Any = image.tile[0].args
         # The largest value.
         bits = arguments[1].bit_length()
     elif image.format in _DEPTHS:
-        mark, bits_of = _DEPTHS[image.format]
+        mark, count = _DEPTHS[image.format]
         found = mark.search(read_bytes(source))
-        bits = bits_of(found[1][0]) if found else 8
+        bits = count(found[1][0]) if found else 8
     elif _DEEP.fullmatch(_raw_mode(image)):
         bits = 16
-    return [f"{image.format} of {bits} bits: 8 of them were read"] if bits > 8 and image.mode[0] != "I" else []
+    return bits
 
 
 def _raw_mode(image: ImageFile.ImageFile) -> str:

@@ -44,8 +44,8 @@ FOLDERS = (_EXIF_FOLDER, _GPS_FOLDER)
 _LONG, _FRACTIONS, _DOUBLE = 4, (5, 10), 12
 # What the camera's maker put there, in a form of their own; in RAW files it may be long.
 _MAKER_NOTE = 0x927C
-# An offset inside the file that it was read from.
-_INTEROPERABILITY = 0xA005
+# A folder in the first one, which says that the colours are those of Adobe RGB.
+INTEROPERABILITY = 0xA005
 # As IPTC has texts on a picture; in a JPEG they lie in a segment of Photoshop.
 IPTC = 33723
 # The tags that travel: names of document and page, description, maker, model, software, date, artist, host, XMP,
@@ -59,6 +59,12 @@ KEPT_TAGS = {*_DESCRIPTIVE, *FOLDERS}
 # Of one that tells nothing but a shape nothing is lost.
 _SHAPE = re.compile(r'\{"shape": \[[\d, ]*\]\}')
 _OF_THE_PIXELS = re.compile(r'\{"shape": \[|ImageJ=|(<\?xml[^>]*>)?\s*(<!--.*-->)?\s*<OME ')
+
+# What XMP says of other parts of the file that was read: gain maps, videos, and the rest of a long XMP.
+_OTHER_PARTS = rb"hdrgm:Version|xmpNote:HasExtendedXMP|\w*Camera:(?:MotionPhoto|MicroVideo)\w*|\w*Container:Directory"
+_XMP_OF_PARTS = re.compile(
+    rb"\s(?:%b)\s*=\s*(?:\"[^\"]*\"|'[^']*')|<(%b)[\s>].*?</\1\s*>" % (_OTHER_PARTS, _OTHER_PARTS), re.DOTALL
+)
 
 # Bytes that one marker of a JPEG holds: of tags with the six that stand before them, of XMP without the 29.
 _LONGEST_EXIF, _LONGEST_XMP = 65533, 65504
@@ -142,7 +148,7 @@ def _not_stored(frames: Frames, format: str) -> list[str]:
     other_light = not first.icc_profile and has_other_light(first.colour_chunks)
     # What there is, the place that it needs, and the words where a format has none.
     parts = [
-        (other_light, "chunks", "the gamma or colour space of the PNG: colours may look different"),
+        (other_light, "chunks", "the gamma or colour space of the picture: colours may look different"),
         (first.icc_profile, "profile", "the colour profile: colours may look different"),
         (descriptive_tags(first) is not None, "tags", "EXIF data and XMP: they were left out"),
         (has_texts(first.colour_chunks), "chunks", "the texts of the PNG: they were left out"),
@@ -244,6 +250,8 @@ def descriptive_tags(picture: Picture, say: Callable[[str], None] = logger.warni
     if picture.exif is None:
         return None
     kept = Image.Exif()
+    # Comments in UTF-16 and makers' notes are copied as they are, and go by the order of bytes.
+    kept.endian = picture.exif.endian
     try:
         for tag in _DESCRIPTIVE:
             if picture.exif.get(tag) is None:
@@ -255,11 +263,16 @@ def descriptive_tags(picture: Picture, say: Callable[[str], None] = logger.warni
                 say(f"a description of how the pixels lie in the file (tag {tag}) was left out")
         if isinstance(kept.get(XMP), bytes):
             # The pixels stand upright by now.
+            kept[XMP] = _XMP_OF_PARTS.sub(b"", kept[XMP])
             kept[XMP] = re.sub(rb"(tiff:Orientation(?:\s*=\s*[\"']|>\s*))\d", rb"\g<1>1", kept[XMP])
         sides = {_EXIF_WIDTH: picture.pixels.shape[1], _EXIF_HEIGHT: picture.pixels.shape[0]}
         for folder in FOLDERS:
             tags = dict(picture.exif.get_ifd(folder))
-            tags.pop(_INTEROPERABILITY, None)
+            # Where a file was read, its place.
+            inner = tags.pop(INTEROPERABILITY, None)
+            if folder == _EXIF_FOLDER and not isinstance(inner, dict):
+                inner = picture.exif.get_ifd(INTEROPERABILITY)
+            tags |= {INTEROPERABILITY: inner} if inner else {}
             tags.update({tag: side for tag, side in sides.items() if tag in tags})
             if tags:
                 kept.get_ifd(folder).update(tags)
@@ -307,7 +320,8 @@ def _fitting_tags(exif: Image.Exif, say: Callable[[str], None]) -> Image.Exif | 
 
 def _tiff(pictures: list[Picture]) -> bytes:
     file, exifs = io.BytesIO(), [_tags_to_write(picture) for picture in pictures]
-    with tifffile.TiffWriter(file, byteorder="<") as writer:
+    endian = next((exif.endian for exif in exifs if exif is not None and _EXIF_FOLDER in exif), None)
+    with tifffile.TiffWriter(file, byteorder=">" if endian == ">" else "<") as writer:
         for picture, exif in zip(pictures, exifs, strict=True):
             channels = picture.pixels.shape[-1]
             writer.write(
@@ -355,14 +369,14 @@ def _add_folder(file: io.BytesIO, number: int, folder: int, tags: dict[int, Any]
     # is the tag, the type, the count and the value, in 2, 2, 4 and 4 bytes.
     file.seek(0)
     with tifffile.TiffFile(file) as written:
-        entry = written.pages[number].aspage().tags[folder - 1].offset
-    directory = ImageFileDirectory_v2()
+        entry, endian = written.pages[number].aspage().tags[folder - 1].offset, written.byteorder
+    directory = ImageFileDirectory_v2(prefix=b"II" if endian == "<" else b"MM")
     directory.update(tags)
     place = file.seek(0, io.SEEK_END)
     place += file.write(b"\0" * (place % 2))
     file.write(directory.tobytes(place))
     file.seek(entry)
-    file.write(struct.pack("<HHII", folder, _LONG, 1, place))
+    file.write(struct.pack(f"{endian}HHII", folder, _LONG, 1, place))
 
 
 def _deep_png(picture: Picture) -> bytes:

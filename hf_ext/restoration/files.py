@@ -22,8 +22,18 @@ from ..errors import DataError, UsageError
 from ..terminal import log_level
 from . import camera
 from .camera import DECODER_ERRORS, XMP, Frames, Picture, Source, UnreadableError, read_bytes, resolution_of
-from .containers import colour_chunks, divide_by_alpha, is_lossless_webp, jpeg_subsampling, lost_bits, read_deep
-from .encoding import FOLDERS, IPTC, KEPT_TAGS, descriptive_tags, to_8_bits
+from .containers import (
+    bits_of,
+    coded_colours,
+    colour_chunks,
+    divide_by_alpha,
+    is_lossless_webp,
+    jpeg_subsampling,
+    lost_of_jpeg,
+    profile_of,
+    read_deep,
+)
+from .encoding import FOLDERS, INTEROPERABILITY, IPTC, KEPT_TAGS, descriptive_tags, to_8_bits
 from .jobs import FORMATS
 
 # Formats whose frames follow one another in time; in those of the second kind the first picture is the whole (a
@@ -36,6 +46,8 @@ _ICC_PROFILE, _PHOTOMETRIC, _SAMPLES, _SUBFILE, _REDUCED, _MASK = 34675, 262, 27
 _ORIENTATION = 274
 # Tags from here on are those of programs, such as GeoTIFF's.
 _PRIVATE = 32768
+# The curves of the colours, their white and their primaries.
+_LIGHT = {301, 318, 319}
 # Those of Photoshop and of cameras for printers, which say nothing about the pixels and are in most files of theirs.
 _USUAL = {34377, 50341}
 _COLOURS = {2: 3, 5: 4, 6: 3, 8: 3, 9: 3, 10: 3}
@@ -214,25 +226,33 @@ def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:
     if more > 0:
         lost.append(camera.FURTHER.format(more))
     if image.mode in _OTHER_COLOURS:
-        lost.append(f"{image.mode} was converted to RGB, and its colour profile was dropped")
+        profile = ", and its colour profile was dropped" if image.info.get("icc_profile") else ""
+        lost.append(f"{image.mode} was converted to RGB{profile}")
     if isinstance(image, TiffImageFile):
         colours = _COLOURS.get(image.tag_v2.get(_PHOTOMETRIC, 1), 1)
         extra = image.tag_v2.get(_SAMPLES, 1) - colours - (channels % 2 == 0)
         if extra > 0:
             lost.append(f"channels beside colour and alpha were left out: {extra}")
-        private = sorted({*image.tag_v2} - KEPT_TAGS - _USUAL - {_ICC_PROFILE} - set(range(_PRIVATE)))
-        if private:
-            told = ", ".join(f"{tag} ({TiffTags.lookup(tag).name})" for tag in private)
-            lost.append(f"tags of the TIFF were left out: {told.replace(' (unknown)', '')}")
-        if image.tag_v2.get(_SUBFILE, 0) & _REDUCED:
-            lost.append("a page that was marked as a smaller copy of another became a page like others")
-    unitless = image.info.get("jfif_density") if image.info.get("jfif_unit") == 0 else image.info.get("aspect")
-    if unitless and unitless[0] != unitless[1]:
-        lost.append(f"its pixels are not square, which was left out: {unitless[0]} : {unitless[1]}")
+        lost += _lost_tags({*image.tag_v2}, image.tag_v2.get(_SUBFILE, 0))
+    # Of a TIFF or EXIF data whose unit is none.
+    tags, inches = image.getexif(), image.info.get("dpi")
+    sides = (tags.get(282), tags.get(283)) if tags.get(296) == 1 and not inches else image.info.get("aspect", (0, 0))
+    lost += camera.tell_shape(*(image.info["jfif_density"] if image.info.get("jfif_unit") == 0 else sides))
     raw = "Raw profile type "
     profiles = [name[len(raw) :] for name in map(str, image.info) if name.startswith(raw) and name != f"{raw}exif"]
     if profiles:
         lost.append(f"raw profiles were left out: {', '.join(profiles)}")
+    return lost
+
+
+def _lost_tags(tags: set[int], subfile: int) -> list[str]:
+    """Lines about tags of a page of a TIFF that are not written, and about its kind."""
+    lost, private = [], sorted(tags - KEPT_TAGS - _USUAL - {_ICC_PROFILE} - (set(range(_PRIVATE)) - _LIGHT))
+    if private:
+        told = ", ".join(f"{tag} ({TiffTags.lookup(tag).name})" for tag in private)
+        lost.append(f"tags of the TIFF were left out: {told.replace(' (unknown)', '')}")
+    if subfile & _REDUCED:
+        lost.append("a page that was marked as a smaller copy of another became a page like others")
     return lost
 
 
@@ -253,29 +273,38 @@ def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> tuple[Pic
     """A frame or page, and lines about what was not read of it."""
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
         raise UnreadableError(f"has PIL mode {image.mode!r}, whose range is unknown: convert it to 8 or 16 bits.")
+    if image.format == "FITS" and image.mode != "L":
+        raise UnreadableError("is a FITS of 16 bits, of which Pillow misreads half the values: convert it to a TIFF.")
     # A profile of other colours, such as CMYK, says nothing about the RGB that comes out.
+    # Pillow turns a TIFF when it is loaded, and forgets its orientation.
+    turned = image.tag_v2.get(_ORIENTATION, 1) if isinstance(image, TiffImageFile) else None
     fits = image.mode.startswith("I;16") or image.mode in ("1", "L", "LA", "La", "RGB", "RGBA", "RGBX", "P", "PA")
     icc_profile = image.tag_v2.get(_ICC_PROFILE) if isinstance(image, TiffImageFile) else image.info.get("icc_profile")
+    icc_profile = icc_profile or profile_of(image, source)
     lost = list[str]()
-    chunks = colour_chunks(image, lost.append)
+    # Of the file, with its first picture: each reading goes through all.
+    chunks = colour_chunks(image, lost.append) + coded_colours(image, source) if page == 0 else b""
     pixels = read_deep(image, source, page)
-    if pixels is None:
-        lost += lost_bits(image, source)
+    bits = bits_of(image, source) if pixels is None else 16
+    if pixels is None and bits > 8 and image.mode[0] != "I":
+        lost.append(f"{image.format} of {bits} bits: 8 of them were read")
     if pixels is None or image.format == "PNG":
         load_image(image, lost.append)
     exif = image.getexif()
-    for folder in FOLDERS:
+    for folder in (*FOLDERS, INTEROPERABILITY):
         # Pillow reads it when it is asked for, and the file may be closed by then. Of damage `descriptive_tags` tells.
         with suppress(*DECODER_ERRORS):
             exif.get_ifd(folder)
     pixels = image_to_pixels(image) if pixels is None else pixels
-    dpi = resolution_of(exif, image.info.get("dpi"))
+    if image.format == "JPEG2000":
+        pixels = camera.spread_bits(pixels, bits)
+    dpi = resolution_of({**exif, _ORIENTATION: turned or exif.get(_ORIENTATION, 1)}, image.info.get("dpi"))
     if XMP not in exif and image.info.get("xmp"):
         # Where other files than a TIFF have it.
         exif[XMP] = image.info["xmp"]
     if IPTC not in exif and image.format in ("JPEG", "MPO") and (iptc := image.info.get("photoshop", {}).get(0x0404)):
         exif[IPTC] = iptc
-    lost += _losses(image, pixels.shape[-1])
+    lost += [*_losses(image, pixels.shape[-1]), *lost_of_jpeg(image, source)]
     return Picture(pixels, exif, icc_profile if fits else None, dpi, chunks), lost
 
 
@@ -325,6 +354,8 @@ def read_tiff(source: Source, check: Callable[[int], None]) -> Frames:
 def _read_page(page: tifffile.TiffPage, data: io.BytesIO, say: Callable[[str], None]) -> Picture:
     """A page; `say` is called with lines about what was lost of it."""
     (pixels, others), exif = _upright_pixels(page), Image.Exif()
+    for line in _lost_tags({tag.code for tag in page.tags}, page.subfiletype):
+        say(line)
     if others:
         say(f"channels beside colour and alpha were left out: {others}")
     if page.parent.byteorder == "<" or not page.parent.is_bigtiff:
@@ -332,7 +363,10 @@ def _read_page(page: tifffile.TiffPage, data: io.BytesIO, say: Callable[[str], N
         exif.load_from_fp(data, page.offset)
     else:
         say("EXIF data were not read: Pillow knows none of a BigTIFF whose high bytes come first")
-    dpi = resolution_of({282: page.resolution[0], 283: page.resolution[1], 296: page.resolutionunit})
+    tags = {282: page.resolution[0], 283: page.resolution[1], 296: page.resolutionunit}
+    dpi = resolution_of({**tags, _ORIENTATION: page.tags.valueof(_ORIENTATION, 1)})
+    for line in camera.tell_shape(*page.resolution) if page.resolutionunit == 1 else ():
+        say(line)
     picture = Picture(pixels, exif, page.iccprofile, dpi)
     return picture._replace(exif=descriptive_tags(picture, say))
 

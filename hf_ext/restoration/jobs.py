@@ -163,7 +163,14 @@ def _without_clashes(planned: list[tuple[Job, bool]], refused: dict[str, str], r
             reason = f"its result would replace {sources[result]}; give another folder with --out, or a --name."
         elif holder is not None:
             told = f"would be written to {job.out}, and so would {holders_name}"
-            reason = f"{told}; rename it, restore it into another folder, or use --name '{{stem}}-{{ext}}'."
+            # Of names that differ in capitals alone the endings do not tell them apart.
+            alike = Path(job.name).name.casefold() == Path(holders_name).name.casefold()
+            more = (
+                "rename it or restore it into another folder"
+                if alike
+                else ("rename it, restore it into another folder, or use --name '{stem}-{ext}'")
+            )
+            reason = f"{told}; {more}."
         else:
             places[place] = source, job.name
             jobs.append(job)

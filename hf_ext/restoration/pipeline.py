@@ -13,6 +13,8 @@ from hf_ext.semanir.image_processing_semanir import from_unit
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from hf_ext.semanir.pipeline_semanir import ImageRestorationPipeline as PlainPipeline
 
+from . import opened  # noqa: F401 (it enters itself: pictures of data sets are read by Pillow)
+
 logger = logging.get_logger(__name__)
 
 

@@ -32,11 +32,11 @@ def image_to_pixels(image: Image.Image) -> np.ndarray:
         logging.get_logger(__name__).warning(f"{image.format} of 16 bits: Pillow reads 8. Give hf_ext the file.")
     load_image(image)
     opened, image = image, ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16") or (image.mode == "I" and opened.format == "PPM"):
+    if (image.mode.startswith("I;16") and opened.format != "FITS") or (image.mode == "I" and opened.format == "PPM"):
         grey16 = spread_grey(np.asarray(image).astype(np.uint16)[..., None], opened)
         return add_alpha(grey16, image.info.get("transparency"))
-    # Pillow clips these to 8 bits when it converts them: the picture would come out white.
-    if image.mode in ("I", "F"):
+    # Pillow clips these to 8 bits when it converts them, and of a FITS takes numbers below 0 for large ones.
+    if image.mode[0] in "IF":
         raise ValueError(f"PIL mode {image.mode!r} has an unknown range: give an array of uint8, uint16 or floats.")
     grey = image.mode in ("1", "L", "LA", "La")
     if image.has_transparency_data:
@@ -50,7 +50,7 @@ def image_to_pixels(image: Image.Image) -> np.ndarray:
 
 def load_image(image: Image.Image, say: Callable[[str], None] = lambda line: None) -> None:
     """Decodes a picture. `say` is called if its EXIF data are damaged, which then are empty."""
-    if "transparency" in image.info and image.tell() == 0 and (tiles := getattr(image, "tile", None)):
+    if image.info.get("transparency") in range(16) and image.tell() == 0 and (tiles := getattr(image, "tile", None)):
         # Of a PNG of 2 or 4 bits Pillow spreads the pixels to 8, but not the value that is transparent.
         image.info["transparency"] *= {"L;2": 85, "L;4": 17}.get(str(tiles[0].args), 1)
     image.load()
@@ -62,11 +62,11 @@ def load_image(image: Image.Image, say: Callable[[str], None] = lambda line: Non
 
 def spread_grey(pixels: np.ndarray, image: Image.Image) -> np.ndarray:
     """Grey of 16 bits from black, 0, to white, 65535; Pillow gives that of a TIFF as it lies in the file."""
-    if not image.mode.startswith("I;16") or (tags := getattr(image, "tag_v2", None)) is None:
+    if not image.mode.startswith("I;16") or not (tags := getattr(image, "tag_v2", image.info.get("tag_v2"))):
         return pixels
     # Bits and photometric interpretation: 12 bits come as 0 to 4095, and only of 8 bits Pillow turns white that is 0.
     top, white_is_zero = 2 ** tags.get(258, (16,))[0] - 1, tags.get(262) == 0
-    if top == 65535 and not white_is_zero:
+    if (top == 65535 and not white_is_zero) or pixels.max(initial=0) > top:
         return pixels
     spread = np.rint(np.arange(top + 1) * (65535 / top)).astype(np.uint16)
     return (65535 - spread if white_is_zero else spread)[pixels]

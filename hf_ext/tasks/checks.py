@@ -21,6 +21,12 @@ def all_or_none(scores: dict[str, float]) -> dict[str, float]:
     return dict.fromkeys(scores, math.nan) if any(map(math.isnan, scores.values())) else scores
 
 
+def is_scaled(small: tuple[int, ...], large: tuple[int, ...], scale: int) -> bool:
+    """True for sizes of a pair: by the scale, or less than it larger, which is cut off, as a picture that was made
+    smaller by it may have had an odd size."""
+    return all(0 <= side - own * scale < scale for own, side in zip(small, large, strict=True))
+
+
 def column(example: dict[str, Any], name: str, option: str, advice: str = "") -> Any:
     """The value of an example in a column, which an option of the task names."""
     if name not in example:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+import hf_ext.restoration.opened  # noqa: F401 (it enters itself: pictures of data sets are read by Pillow)
 from hf_ext.restoration.encoding import to_8_bits
 from hf_ext.semanir.image_processing_semanir import spread_grey
 
@@ -30,10 +31,13 @@ def deep_grey(picture: Image.Image) -> np.ndarray | None:
         return None
     values = np.asarray(picture)
     low, high = values.min(), values.max()
-    if picture.mode == "F" or low < 0 or high > 65535:
+    # Of a FITS, Pillow takes numbers below 0 for large ones.
+    if picture.mode == "F" or low < 0 or high > 65535 or picture.format == "FITS":
         told = f"a picture has PIL mode {picture.mode!r} and values from {low:g} to {high:g}"
         raise DataError(f"{told}, and only whole numbers from 0 to 65535 are scaled: convert it to 8 bits.")
-    return spread_grey(values.astype(np.uint16), picture)
+    # On white, as what is transparent in 8 bits.
+    spread, clear = spread_grey(values.astype(np.uint16), picture), picture.info.get("transparency")
+    return spread if clear is None else np.where(values == clear, np.uint16(65535), spread)
 
 
 def put_on_white(picture: Image.Image) -> Image.Image:

@@ -26,7 +26,7 @@ from hf_ext.training.models import initialize_from, pin_revision, read_model_sec
 from hf_ext.training.task import Task
 
 from ..errors import DataError, UsageError
-from .checks import Scores, require
+from .checks import Scores, is_scaled, require
 from .degradations import Degradation, matlab_luma, read_degradations, unpack_mosaic
 from .made_pictures import make_picture
 from .pictures import deep_grey, picture_of, put_on_white
@@ -316,11 +316,11 @@ class SemanIRTask(Task):
         advice = ", or task.degradation: {kind: paired} for folders lq/ and hq/"
         pictures = [picture_of(example, column, "image_column", advice) for column in columns]
         images = [self._pixels(picture, degradation.kind) for picture in pictures]
-        (height, width), clean = images[0].shape[:2], images[-1].shape[:2]
-        if paired and clean != (height * self.config.scale, width * self.config.scale):
-            told = f"{(height, width)} and {clean} in pixels, not by model.scale {self.config.scale}"
+        size, clean, scale = images[0].shape[:2], images[-1].shape[:2], self.config.scale
+        if paired and not is_scaled(size, clean, scale):
+            told = f"{size} and {clean} in pixels, not by model.scale {scale}"
             raise UsageError(f"a pair of lq and hq images differs in size: {told}; set model.scale to the ratio.")
-        return images
+        return [images[0], images[1][: size[0] * scale, : size[1] * scale]] if paired else images
 
     def _pixels(self, image: Image.Image, kind: str) -> np.ndarray:
         """

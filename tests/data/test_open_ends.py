@@ -20,6 +20,7 @@ from hf_ext.data.roles import Hints
 from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
 from hf_ext.errors import DataError
+from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.tasks.signals import PixelTask
 from tests.kit.own_data import write_pictures
 from tests.kit.refusals import refused
@@ -405,3 +406,23 @@ def test_texts_and_names_that_are_no_classes_are_refused(tmp_path, names, labels
 def test_classes_of_several_words_and_many_small_ones_are_classes(tmp_path, labels):
     place = write(tmp_path / "a.jsonl", rows_of(text=say("this"), label=labels))
     assert look_at(place).classes == sorted({*labels})
+
+
+@pytest.mark.parametrize("scale", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("more", [(-1, 0), (0, 0), (1, 0), (1, 3), (2, 2)])
+def test_pairs_that_a_survey_takes_are_learned_from(tmp_path, scale, more):
+    large = 12 * scale + more[0], 10 * scale + more[1]
+    for name, size in (("lq", (12, 10)), ("hq", large)):
+        write_pictures(tmp_path, [name], 20, size=size)
+    task, fits = SemanIRTask(degradation={"kind": "paired"}), all(0 <= each < scale for each in more) and scale < 5
+    with contextlib.nullcontext() if fits else refused(DataError, "2, 3, 4 times"):
+        assert look_at(str(tmp_path)).scale == scale
+    if scale == 5:
+        # No model has it.
+        return
+    task.config.scale = scale
+    example = open_source(DataSource(str(tmp_path)))[0]
+    with contextlib.nullcontext() if fits else refused(ValueError, "differs in size"):
+        lq, hq = task._images(example, task.trained[0])
+        assert hq.shape == (lq.shape[0] * scale, lq.shape[1] * scale, 3)
+        assert np.array_equal(hq, np.asarray(example["hq"])[: hq.shape[0], : hq.shape[1]])

@@ -1,27 +1,37 @@
 """Options without effect are refused, and bits that Pillow drops are told."""
 
 import contextlib
+import io
+import pickle
 import struct
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import tifffile
 from numpngw import write_png
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
+from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo, putchunk
 
+from hf_ext.restoration.camera import open_picture
+from hf_ext.restoration.containers import has_other_light
+from hf_ext.restoration.encoding import encode_frames
 from hf_ext.restoration.files import read_frames
 from hf_ext.restoration.jobs import check_template, plan_jobs
 from hf_ext.restoration.pipeline import ImageRestorationPipeline
 from hf_ext.restoration.records import Records
 from hf_ext.restoration.run import restore_files
 from hf_ext.semanir import SemanIRImageProcessor
+from hf_ext.semanir.image_processing_semanir import to_unit
 from hf_ext.semanir.pipeline_semanir import ImageRestorationPipeline as PlainPipeline
 from hf_ext.tasks.restoration import SemanIRTask
 from tests.kit.command_line import run
 from tests.kit.refusals import refused
 from tests.kit.restorers import tiny_restorer
+from tests.restoration.tiff_testing import grey_tiff
 
 
 @pytest.mark.parametrize("ending", ["png", "tif"])
@@ -194,3 +204,332 @@ def test_colours_below_transparency_count_for_no_score(mode):
         image.putalpha(alpha)
         pixels.append(task._pixels(image, "gaussian_noise"))
     assert np.array_equal(*pixels) and pixels[0][:, :8].min() == 255
+
+
+def _grey_file(kind: str, orientation: int | None) -> bytes:
+    """A ramp: grey of 12 bits, grey whose white is 0, or of a PNG of few bits with a transparent value."""
+    ramp, tags = np.arange(256).reshape(16, 16), {} if orientation is None else {274: orientation}
+    if kind.startswith("tif"):
+        bits, photometric = {"tif12": (12, 1), "tif16 white": (16, 0), "tif16": (16, 1)}[kind]
+        return grey_tiff(ramp * (2**bits // 256), bits=bits, photometric=photometric, tags=tags)
+    bits, file = int(kind.removeprefix("png")), io.BytesIO()
+    values = (ramp % 2**bits).astype(np.uint8)
+    rows = np.packbits(np.unpackbits(values[..., None], axis=-1)[..., -bits:].reshape(16, -1), axis=-1)
+    head = struct.pack(">II5B", 16, 16, bits, 0, 0, 0, 0)
+    chunks = {b"IHDR": head, b"tRNS": b"\0\1", b"IDAT": zlib.compress(np.pad(rows, ((0, 0), (1, 0))).tobytes())}
+    if orientation:
+        exif = Image.Exif()
+        exif[274] = orientation
+        chunks = {b"IHDR": head, b"eXIf": exif.tobytes().removeprefix(b"Exif\0\0"), **chunks}
+    file.write(b"\x89PNG\r\n\x1a\n")
+    for name, content in {**chunks, b"IEND": b""}.items():
+        putchunk(file, name, content)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("orientation", [None, 1, 6])
+@pytest.mark.parametrize("kind", ["tif12", "tif16", "tif16 white", "png2", "png4"])
+def test_a_copy_of_an_opened_picture_is_read_as_its_file(kind, orientation):
+    data = _grey_file(kind, orientation)
+    held = {"path": None, "bytes": data}
+    pipe, wanted = ImageRestorationPipeline(tiny_restorer()), read_frames(data).pictures[0].pixels
+    on_white = np.where(wanted[..., 1:] == 0, 255, wanted[..., :1]) if wanted.shape[-1] == 2 else wanted
+    ways = {
+        "opened": lambda: Image.open(io.BytesIO(data)),
+        "copied": lambda: ImageOps.exif_transpose(Image.open(io.BytesIO(data))),
+        "pickled": lambda: pickle.loads(pickle.dumps(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))),
+        "cropped": lambda: ImageOps.exif_transpose(Image.open(io.BytesIO(data))).crop((0, 0, 16, 16)),
+        "of a data set": lambda: datasets.Image().decode_example(held),
+    }
+    for name, read in ways.items():
+        image = read()
+        image.load()
+        assert np.array_equal(pipe.preprocess(read())["pixels"], wanted), name
+        assert np.array_equal(pipe.preprocess(image)["pixels"], wanted), name
+        trained = SemanIRTask(), SemanIRTask()
+        for task, given in zip(trained, (read(), image), strict=True):
+            task.config.num_channels = task.config.num_channels_out = 1
+            pixels = task._pixels(ImageOps.exif_transpose(given), "gaussian_noise")
+            np.testing.assert_allclose(to_unit(pixels), to_unit(on_white), atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("format", ["TIFF", "JPEG", "PNG", "WEBP", "deep PNG", "pages of a TIFF"])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_what_goes_by_the_order_of_bytes_keeps_it(tmp_path, format, order):
+    note = b"UNICODE\0" + "Grüße".encode("utf-16-le" if order == "<" else "utf-16-be")
+    exif = Image.Exif()
+    exif.endian, exif[271] = order, "Canon"
+    exif.get_ifd(0x8769).update({0x9286: note, 0x927C: struct.pack(f"{order}HI", 1, 2), 0x9204: 0.5})
+    Image.linear_gradient("L").convert("RGB").save(tmp_path / "a.jpg", exif=exif)
+    frames = read_frames(tmp_path / "a.jpg")
+    if format == "deep PNG":
+        frames = frames._replace(
+            pictures=[frames.pictures[0]._replace(pixels=frames.pictures[0].pixels * np.uint16(257))]
+        )
+    frames = frames._replace(pictures=frames.pictures * (2 if "pages" in format else 1))
+    with Image.open(io.BytesIO(encode_frames(frames, format.split()[-1]))) as image:
+        image.seek(getattr(image, "n_frames", 1) - 1)
+        read = image.getexif()
+        found = read.get_ifd(0x8769)
+        assert (read.endian, found[0x9286], found[0x927C]) == (order, note, struct.pack(f"{order}HI", 1, 2))
+        assert (read[271], found[0x9204]) == ("Canon", 0.5)
+        if format not in ("JPEG", "WEBP"):
+            assert np.array_equal(np.asarray(image), read_frames(tmp_path / "a.jpg").pictures[0].pixels)
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32])
+@pytest.mark.parametrize("zero", [0, 32768])
+def test_a_fits_is_read_as_it_is_or_refused(tmp_path, bits, zero):
+    cards = {"SIMPLE": "T", "BITPIX": bits, "NAXIS": 2, "NAXIS1": 16, "NAXIS2": 16, "BZERO": zero}
+    head = "".join(f"{name:8}= {value:>20}".ljust(80) for name, value in cards.items()) + "END"
+    values = np.arange(256).reshape(16, 16).astype(f">i{bits // 8}" if bits > 8 else np.uint8)
+    path = tmp_path / "a.fits"
+    path.write_bytes(head.ljust(2880).encode() + values[::-1].tobytes().ljust(2880, b"\0"))
+    task, model = SemanIRTask(), tiny_restorer()
+    ways = [
+        lambda: read_frames(path).pictures[0].pixels,
+        lambda: PlainPipeline(model).preprocess(Image.open(path))["pixels"],
+        lambda: task._pixels(Image.open(path), "gaussian_noise"),
+    ]
+    for number, read in enumerate(ways[: 2 if bits == 32 else 3]):
+        with (
+            refused(ValueError, "FITS" if (bits, number) == (16, 0) else "mode")
+            if bits > 8
+            else contextlib.nullcontext()
+        ):
+            assert np.array_equal(read()[..., 0], values)
+
+
+@pytest.mark.parametrize(
+    ("format", "bits"), [("JPEG2000", 10), ("JPEG2000", 12), ("JPEG2000", 16), ("HEIF", 10), ("HEIF", 12)]
+)
+def test_white_of_any_bits_is_white(format, bits, monkeypatch):
+    ramp = np.linspace(0, 2**bits - 1, 64).round().astype(np.int64)
+    values, file = np.tile(ramp, (64, 1)), io.BytesIO()
+    if format == "HEIF":
+        heif = pytest.importorskip("pillow_heif")
+        monkeypatch.setattr(heif.options, "SAVE_HDR_TO_12_BIT", bits == 12)
+        deep = np.repeat((values << (16 - bits)).astype(np.uint16)[..., None], 3, axis=-1)
+        coded = heif.from_bytes(mode="RGB;16", size=(64, 64), data=deep.tobytes())
+        coded.save(file, quality=-1, matrix_coefficients=0, chroma=444)
+    else:
+        # Of the same code, with other bits in its header, the middle is at another value.
+        coded = Image.fromarray((values - 2 ** (bits - 1) + 32768).astype(np.uint16))
+        coded.save(file, "JPEG2000", irreversible=False, no_jp2=True)
+        file.getbuffer()[file.getvalue().index(b"\xff\x4f\xff\x51") + 42] = bits - 1
+    pixels = read_frames(file.getvalue()).pictures[0].pixels
+    wanted = np.rint(values * (65535 / (2**bits - 1)))
+    assert np.abs(pixels - wanted[..., None]).max() <= (0 if format == "JPEG2000" else 65535 / 2**bits)
+    assert (pixels.min(), pixels.max()) == (0, 65535)
+
+
+@pytest.mark.parametrize("orientation", [None, 1, 3, 6])
+@pytest.mark.parametrize("kind", ["jpg", "png", "tif", "webp", "planes", "deep tif", "no unit", "planes, no unit"])
+def test_the_resolution_turns_with_the_picture(tmp_path, kind, orientation):
+    path = tmp_path / f"a.{kind if len(kind) <= 4 else 'tif'}"
+    exif = Image.Exif()
+    exif.update({282: 204.0, 283: 98.0, 296: 2} | ({274: orientation} if orientation else {}))
+    if kind in ("jpg", "png", "tif", "webp"):
+        Image.new("RGB", (12, 8)).save(path, dpi=(204, 98), exif=exif)
+    else:
+        pixels = np.zeros((8, 12, 3), np.uint8 if kind == "no unit" else np.uint16)
+        layout = {"planarconfig": "separate"} if "planes" in kind else {}
+        pixels = np.moveaxis(pixels, -1, 0) if layout else pixels
+        tags = [(274, 3, 1, orientation, True)] if orientation else []
+        unit = 1 if "unit" in kind else 2
+        tifffile.imwrite(
+            path, pixels, photometric="rgb", resolution=(204, 98), resolutionunit=unit, extratags=tags, **layout
+        )
+    picture, lost = read_frames(path).pictures[0], read_frames(path).lost
+    if "unit" in kind:
+        assert (picture.dpi, lost) == (None, ("its pixels are not square, which was left out: 204 : 98",))
+        return
+    turned = orientation == 6
+    assert picture.pixels.shape[:2] == ((12, 8) if turned else (8, 12)) and not lost
+    np.testing.assert_allclose([*map(float, picture.dpi)], (98, 204) if turned else (204, 98), rtol=1e-3)
+
+
+def test_a_raw_file_keeps_its_resolution(tmp_path):
+    pytest.importorskip("rawpy")
+    black = {
+        tag: (tag, kind, count, value, True)
+        for tag, kind, count, value in (
+            (50706, 1, 4, b"\1\4\0\0"),
+            (50707, 1, 4, b"\1\1\0\0"),
+            (274, 3, 1, 6),
+            (50778, 3, 1, 21),
+            (33421, 3, 2, (2, 2)),
+            (33422, 1, 4, b"\0\1\1\2"),
+            (50721, 10, 9, (1, 1, 0, 1, 0, 1, 0, 1, 1, 1, 0, 1, 0, 1, 0, 1, 1, 1)),
+        )
+    }
+    cells = np.full((128, 160), 3000, np.uint16)
+    tifffile.imwrite(
+        tmp_path / "a.dng",
+        cells,
+        photometric=32803,
+        extratags=[*black.values()],
+        resolution=(300, 200),
+        resolutionunit=2,
+        metadata=None,
+    )
+    picture = read_frames(tmp_path / "a.dng").pictures[0]
+    assert picture.pixels.shape[0] > picture.pixels.shape[1] and picture.dpi == (200, 300)
+
+
+_PARTS = {
+    "gain map": b'hdrgm:Version="1.0"><Container:Directory><rdf:Seq/></Container:Directory><a',
+    "video": b"GCamera:MotionPhoto='1' GCamera:MotionPhotoVersion=\"1\"",
+    "old video": b"><GCamera:MicroVideo>1</GCamera:MicroVideo><a",
+    "long XMP": b'xmpNote:HasExtendedXMP="AB"',
+}
+
+
+@pytest.mark.parametrize("part", _PARTS)
+def test_parts_of_a_jpeg_that_are_lost_are_told_and_no_longer_announced(part):
+    file, xmp = io.BytesIO(), b'<rdf:Description dc:title="mine" %b/>' % _PARTS[part]
+    extra = b""
+    if part == "long XMP":
+        name = b"http://ns.adobe.com/xmp/extension/\0"
+        extra = b"\xff\xe1" + struct.pack(">H", 2 + len(name)) + name
+    Image.new("RGB", (16, 16)).save(file, "JPEG", xmp=xmp, extra=extra + b"\xff\xeb\0\4JP")
+    behind = b"" if extra else file.getvalue()[:400]
+    frames = read_frames(file.getvalue() + behind)
+    told = [f"segments of the JPEG were left out: APP11{', XMP extension' if extra else ''}"]
+    told += ["what lies behind the picture in the JPEG, such as a video or gain map, was left out: 400 bytes"][
+        : not extra
+    ]
+    assert [*frames.lost] == told
+    written = Image.open(io.BytesIO(encode_frames(frames, "JPEG"))).info["xmp"]
+    assert b'dc:title="mine"' in written and not any(
+        word in written for word in (b"hdrgm", b"Camera", b"xmpNote", b"Dir")
+    )
+
+
+def test_chunks_of_a_png_are_kept_or_told():
+    file, content = io.BytesIO(), io.BytesIO()
+    Image.new("L", (16, 16)).save(file, "PNG", dpi=(90, 90), icc_profile=b"x", transparency=3, optimize=True)
+    for kind, data in ((b"caBX", b"jumb"), (b"bKGD", b"\0\1"), (b"tIME", bytes(7)), (b"gAMA", bytes(4))):
+        putchunk(content, kind, data)
+    frames = read_frames(file.getvalue()[:33] + content.getvalue() + file.getvalue()[33:])
+    assert frames.lost == ("chunks of the PNG were left out: bKGD, caBX",)
+    assert b"gAMA" in encode_frames(frames, "PNG")
+
+
+_PROFILE = bytes(16) + b"RGB " + bytes(108)
+
+
+def _with_colours(kind: str) -> bytes:
+    """A picture whose file says its colours in one of many ways."""
+    file, image = io.BytesIO(), Image.linear_gradient("L").resize((16, 16)).convert("RGB")
+    if kind in ("avif", "heic"):
+        if kind == "heic":
+            heif = pytest.importorskip("pillow_heif").from_bytes(mode="RGB", size=(16, 16), data=image.tobytes())
+            heif.save(file, color_primaries=9, transfer_characteristics=16, matrix_coefficients=9, full_range_flag=1)
+            return file.getvalue()
+        image.save(file, "AVIF")
+        data = bytearray(file.getvalue())
+        place = data.index(b"colrnclx") + 8
+        data[place : place + 4] = struct.pack(">HH", 9, 16)
+        return bytes(data)
+    if kind == "jp2":
+        image.save(file, "JPEG2000")
+        data = bytearray(file.getvalue())
+        box, header = data.index(b"colr") - 4, data.index(b"jp2h") - 4
+        new = struct.pack(">I", 11 + len(_PROFILE)) + b"colr\2\0\0" + _PROFILE
+        data[header : header + 4] = (int.from_bytes(data[header : header + 4]) + len(new) - data[box + 3]).to_bytes(4)
+        data[box : box + data[box + 3]] = new
+        return bytes(data)
+    if kind == "bmp":
+        image.save(file, "BMP")
+        head = struct.pack("<I", 124) + file.getvalue()[18:54] + bytes(16) + b"DEBM" + bytes(52)
+        head += struct.pack("<III", 124 + 768, len(_PROFILE), 0)
+        return file.getvalue()[:10] + struct.pack("<I", 138) + head.ljust(124, b"\0") + file.getvalue()[54:] + _PROFILE
+    exif = Image.Exif()
+    exif[271] = "a"
+    exif.get_ifd(0x8769).update({0x9000: b"0230", 0xA005: {1: "R03", 2: b"0100"}})
+    image.save(file, "PNG" if kind == "png" else "JPEG", exif=exif)
+    return encode_frames(read_frames(file.getvalue()), "TIFF") if kind == "tif" else file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["avif", "heic", "jp2", "bmp", "jpg", "tif", "png"])
+def test_what_a_file_says_of_its_colours_is_kept_or_told(kind):
+    told, frames = [], read_frames(_with_colours(kind))
+    encode_frames(frames, "BMP", say=told.append)
+    if kind in ("avif", "heic"):
+        assert b"cICP\x09\x10\x00\x01" in encode_frames(frames, "PNG") and "colour space of the picture" in " ".join(
+            told
+        )
+    elif kind in ("jp2", "bmp"):
+        assert frames.pictures[0].icc_profile == _PROFILE and "colour profile" in " ".join(told)
+    else:
+        for format in ("JPEG", "TIFF", "PNG", "WEBP"):
+            with Image.open(io.BytesIO(encode_frames(frames, format))) as image:
+                assert image.getexif().get_ifd(0xA005)[1].strip("\0") == "R03", format
+
+
+@pytest.mark.parametrize(
+    ("chunks", "other"),
+    [({}, False), ({"gAMA": [45455]}, False), ({"gAMA": [100000]}, True), ({"cICP": [0x010D0001]}, False)]
+    + [
+        ({"cHRM": places, **more}, red == 68000 and "sRGB" not in more)
+        for red in (64000, 68000)
+        for places in [[31270, 32900, red, 33000, 30000, 60000, 15000, 6000]]
+        for more in ({}, {"gAMA": [45455]}, {"sRGB": [0]})
+    ],
+)
+def test_colours_of_a_png_other_than_srgb_are_told(chunks, other):
+    file = io.BytesIO(bytes(33))
+    file.seek(33)
+    for kind, values in chunks.items():
+        putchunk(file, kind.encode(), struct.pack(f">{len(values)}I", *values))
+    assert has_other_light(file.getvalue()[33:]) == other
+
+
+@pytest.mark.parametrize("layout", ["pixels", "planes", "grey and alpha"])
+def test_tags_of_a_tiff_are_told_whoever_reads_it(tmp_path, layout):
+    geo = [(33550, "d", 3, (1.0, 1.0, 0.0), False), (318, 5, 2, (3127, 10000, 3290, 10000), False)]
+    shape = {"pixels": (8, 8, 3), "planes": (3, 8, 8), "grey and alpha": (8, 8, 2)}[layout]
+    how = {"photometric": "minisblack", "extrasamples": ["unassalpha"]} if shape[-1] == 2 else {"photometric": "rgb"}
+    config = "separate" if layout == "planes" else "contig"
+    tifffile.imwrite(
+        tmp_path / "a.tif",
+        np.zeros(shape, np.uint16),
+        planarconfig=config,
+        extratags=geo,
+        subfiletype=1,
+        metadata=None,
+        **how,
+    )
+    lost = " ".join(read_frames(tmp_path / "a.tif").lost)
+    assert all(word in lost for word in ("33550 (ModelPixelScale", "318 (WhitePoint", "smaller copy"))
+
+
+@pytest.mark.parametrize("profile", [None, b"CMYK"])
+def test_a_profile_is_dropped_where_there_is_one(tmp_path, profile):
+    Image.new("CMYK", (8, 8)).save(tmp_path / "a.jpg", icc_profile=profile)
+    dropped = ", and its colour profile was dropped" if profile else ""
+    assert read_frames(tmp_path / "a.jpg").lost == (f"CMYK was converted to RGB{dropped}",)
+
+
+@pytest.mark.parametrize("names", [("IMG.JPG", "img.jpg"), ("a.png", "a.jpg")])
+def test_the_advice_for_two_pictures_with_one_result_helps(tmp_path, names):
+    for name in names:
+        Image.new("L", (8, 8)).save(tmp_path / name)
+    if len([*tmp_path.iterdir()]) < 2:
+        pytest.skip("the file system tells no capitals")
+    plan = plan_jobs([str(tmp_path)], tmp_path / "out", ending=".png")
+    (reason,) = plan.refused.values()
+    again = plan_jobs([str(tmp_path)], tmp_path / "out", ending=".png", name="{stem}-{ext}")
+    assert ("--name" in reason) == (not again.refused) and "rename it" in reason
+
+
+def test_threads_leave_the_bound_of_pillow_as_it_was(tmp_path):
+    Image.new("L", (900, 900)).save(tmp_path / "a.png")
+    before = Image.MAX_IMAGE_PIXELS
+    with ThreadPoolExecutor(4) as pool:
+        [*pool.map(lambda most: read_frames(tmp_path / "a.png", most), [200, 300, 200, 400] * 4)]
+    assert before == Image.MAX_IMAGE_PIXELS
+    with open_picture(tmp_path / "a.png", 10**6), open_picture(tmp_path / "a.png"):
+        assert Image.MAX_IMAGE_PIXELS is None
+    assert before == Image.MAX_IMAGE_PIXELS

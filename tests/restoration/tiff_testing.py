@@ -27,7 +27,9 @@ def tiff(*pages: np.ndarray, planar: bool = False, **layout: Any) -> bytes:
     return file.getvalue()
 
 
-def grey_tiff(*pages: np.ndarray, bits: int, photometric: int, order: str = "<", compression: int = 1) -> bytes:
+def grey_tiff(
+    *pages: np.ndarray, bits: int, photometric: int, order: str = "<", compression: int = 1, tags: Any = ()
+) -> bytes:
     """A file of pages of one strip; 12 bits lie in it without gaps but for the last of each row."""
     file, link = bytearray((b"II*\0" if order == "<" else b"MM\0*") + bytes(4)), 4
     for pixels in pages:
@@ -38,12 +40,12 @@ def grey_tiff(*pages: np.ndarray, bits: int, photometric: int, order: str = "<",
             data = np.packbits(np.unpackbits(wide, axis=-1)[..., -bits:].reshape(len(pixels), -1), axis=-1).tobytes()
         data = zlib.compress(data) if compression == 8 else data
         height, width = pixels.shape
-        tags = {256: width, 257: height, 258: bits, 259: compression, 262: photometric, 273: len(file), 277: 1}
-        tags |= {278: height, 279: len(data)}
+        entries = {256: width, 257: height, 258: bits, 259: compression, 262: photometric, 273: len(file), 277: 1}
+        entries = dict(sorted((entries | {278: height, 279: len(data)} | dict(tags)).items()))
         file += data + bytes(len(data) % 2)
         struct.pack_into(f"{order}I", file, link, len(file))
-        file += struct.pack(f"{order}H", len(tags))
-        for tag, value in tags.items():
+        file += struct.pack(f"{order}H", len(entries))
+        for tag, value in entries.items():
             file += struct.pack(f"{order}HHII", tag, 4, 1, value)
         link = len(file)
         file += bytes(4)
