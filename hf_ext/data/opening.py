@@ -278,17 +278,39 @@ def _open_here(first: Path, alone: bool, source: DataSource, sounds: bool) -> da
         return open_arrays(arrays, source.split)
     if source.pairs or ((first / "lq").is_dir() and (first / "hq").is_dir()):
         return _paired_folder(first, tuple(source.pairs or ("lq", "hq")), source)
-    if (first / "state.json").is_file():
-        data = datasets.load_from_disk(str(first))
-        if source.split.partition("[")[0] != (data.split or "train"):
-            raise DataError(f"{first} holds the split {data.split or 'train'} alone.")
-        return data.select(slice_split(source.split, len(data)))
+    saved = sorted(file.parent for file in first_files(first) if file.name == "state.json")
+    if saved := [folder for folder in saved if (folder / "dataset_info.json").is_file()]:
+        return _open_saved(first, saved, source.split)
     if not first.is_dir():
         return None
     if sounds:
         return open_described(first, source, AUDIO_SUFFIXES, "audio", datasets.Image(decode=False))
     pictures = open_described(first, source, IMAGE_SUFFIXES, "image", datasets.Image())
     return open_text_folders(first, source) if pictures is None else pictures
+
+
+def _open_saved(first: Path, saved: list[Path], split: str) -> datasets.Dataset:
+    """Opens what `save_to_disk` wrote: of each folder the files that its state names, and no cache beside them."""
+    word = split.partition("[")[0]
+    if saved == [first]:
+        whole = datasets.load_from_disk(str(first))
+        # A split may be made of several, as train[:50%]+test is.
+        words = {part.partition("[")[0] for part in str(whole.split or "train").split("+")}
+        parts = {words.pop() if len(words) == 1 else "train": whole}
+    elif {folder.parent for folder in saved} == {first}:
+        parts = {folder.name: datasets.load_from_disk(str(folder)) for folder in saved}
+    else:
+        inner = max(saved, key=lambda folder: len(folder.parts)).parent
+        raise DataError(f"{first} has data sets of save_to_disk in folders, such as {inner}: give one of them.")
+    wanted = SPLIT_WORDS.get(word, word)
+    names = [name for name in parts if name == word] or [name for name in parts if split_of(name) == wanted]
+    if not names and wanted == "train":
+        names = [] if any(map(split_of, parts)) else [*parts]
+    if not names:
+        told = f"holds the split {' and '.join(parts)} alone: set data.train.split to one of them"
+        raise DataError(f"{first} has no split {word!r}, and {told}.")
+    data = datasets.concatenate_datasets([parts[name] for name in names])
+    return data.select(slice_split(split, len(data)))
 
 
 def _find_arrays(place: Path, split: str) -> Path | None:
@@ -435,35 +457,6 @@ def name_pair(names: Iterable[str], wanted: tuple[str, ...] = ()) -> tuple[str, 
     known = {re.sub(r"[\W_]*(images?|pictures?|png|jpe?g)$", "", key): name for key, name in exact.items()} | exact
     pairs = [tuple(map(str.lower, wanted))] if wanted else PAIRS
     return next(((known[one], known[other]) for one, other in pairs if one in known and other in known), None)
-
-
-def refuse_mixed_pairs(path: str, files: list[Path]) -> None:
-    """Refuses 1_noisy.png beside 1_clean.png, also in folders: the noisy ones would be learned as targets."""
-    names = [str(file).partition("::")[0] for file in files]
-    # The folders above say nothing.
-    start = os.path.commonprefix(names).rfind("/") + 1
-    names = [name[start:] for name in names]
-    for pair in PAIRS:
-        sides = [_find_rests(names, word, other) for word, other in (pair, pair[::-1])]
-        both = sorted(sides[0].keys() & sides[1].keys())
-        # Letters, and words of a few, say little.
-        if len(pair[0]) > 1 and len(both) > 1 and 4 * len(both) >= len(names):
-            first, second = (side[both[0]] for side in sides)
-            told = f"put them into two folders, {pair[0]}/ and {pair[1]}/, under equal names; rename them if none are."
-            raise DataError(f"{path} has pairs of pictures, such as {first} and {second}: {told}")
-
-
-def _find_rests(names: list[str], word: str, other: str) -> dict[str, str]:
-    """The names that have a word, and not the other of a pair, by what is left of them without it."""
-    found = dict[str, str]()
-    for name in names:
-        plain = os.path.splitext(name)[0].lower()
-        words = {*re.split(r"[\W\d_]+", plain)}
-        # Tides are low and high, too.
-        alone = word not in ("low", "high") or word in (re.sub(r"[\W\d_]+", "", part) for part in plain.split("/"))
-        if word in words and other not in words and alone:
-            found[re.sub(rf"(?<![^\W\d_]){word}(?![^\W\d_])", "", plain)] = name
-    return found
 
 
 def _pictures(folder: Path) -> dict[str, Path]:

@@ -31,12 +31,20 @@ from .found import (
     span,
     tell_unlabelled,
 )
-from .opening import MODULES, find_files, find_pairs, find_splits, find_usual, open_source, refuse_mixed_pairs
+from .opening import MODULES, find_files, find_pairs, find_splits, find_usual, open_source
 from .roles import PERSONS, Hints, is_prose
 from .sequence_files import ARRAYS, SUFFIXES
 from .source import DataSource
 from .splits import SPLIT_WORDS, find_paths, read_labels, split_of
-from .survey_pictures import EXAMPLES, choose, look_at_columns, look_at_pairs, measure_pictures, tell_broken
+from .survey_pictures import (
+    EXAMPLES,
+    choose,
+    look_at_columns,
+    look_at_pairs,
+    measure_pictures,
+    refuse_mixed_pairs,
+    tell_broken,
+)
 from .tables import LABEL, option, read_table, shorten
 
 # Number of members of archives to inspect.

@@ -1,5 +1,7 @@
 """Surveys of pictures, alone and in pairs."""
 
+import os
+import re
 import shlex
 from itertools import chain
 from pathlib import Path
@@ -13,7 +15,7 @@ from ..errors import DataError
 from ..terminal import count_of
 from .files import UNDECODABLE, is_broken_picture, is_seen, open_bytes
 from .found import Survey, keep_back, tell_test
-from .opening import find_pairs, name_pair, open_source
+from .opening import PAIRS, find_pairs, name_pair, open_source
 from .roles import Hints
 from .source import DataSource
 from .splits import SPLIT_NAME, split_of
@@ -138,3 +140,32 @@ def _measure_pairs(kept: dict[str, Any], data: Any, names: tuple[str, str]) -> S
     survey.about = f"{count_of(len(data), 'pair')} of pictures, the smallest with {survey.sides[0]} pixels{larger}"
     survey.roles = [f"{names[0]} becomes {names[1]}"]
     return survey
+
+
+def refuse_mixed_pairs(path: str, files: list[Path]) -> None:
+    """Refuses 1_noisy.png beside 1_clean.png, also in folders: the noisy ones would be learned as targets."""
+    names = [str(file).partition("::")[0] for file in files]
+    # The folders above say nothing.
+    start = os.path.commonprefix(names).rfind("/") + 1
+    names = [name[start:] for name in names]
+    for pair in PAIRS:
+        sides = [_find_rests(names, word, other) for word, other in (pair, pair[::-1])]
+        both = sorted(sides[0].keys() & sides[1].keys())
+        # Letters, and words of a few, say little.
+        if len(pair[0]) > 1 and len(both) > 1 and 4 * len(both) >= len(names):
+            first, second = (side[both[0]] for side in sides)
+            told = f"put them into two folders, {pair[0]}/ and {pair[1]}/, under equal names; rename them if none are."
+            raise DataError(f"{path} has pairs of pictures, such as {first} and {second}: {told}")
+
+
+def _find_rests(names: list[str], word: str, other: str) -> dict[str, str]:
+    """The names that have a word, and not the other of a pair, by what is left of them without it."""
+    found = dict[str, str]()
+    for name in names:
+        plain = os.path.splitext(name)[0].lower()
+        words = {*re.split(r"[\W\d_]+", plain)}
+        # Tides are low and high, too.
+        alone = word not in ("low", "high") or word in (re.sub(r"[\W\d_]+", "", part) for part in plain.split("/"))
+        if word in words and other not in words and alone:
+            found[re.sub(rf"(?<![^\W\d_]){word}(?![^\W\d_])", "", plain)] = name
+    return found
