@@ -137,7 +137,8 @@ def open_described(
     folder: Path, source: DataSource, endings: set[str], column: str, kind: Any
 ) -> datasets.Dataset | None:
     """Opens a folder of files and a table or texts of each, else None; without classes, folders are some."""
-    part = find_part(folder, source.split, list_files(folder))
+    below = [*list_files(folder)]
+    part = find_part(folder, source.split, below)
     files = [file for file in part.files if file.suffix.lower() in endings]
     texts = {file.with_suffix("") for file in part.files if file.suffix == ".txt"}
     alone = [file for file in files if file.with_suffix("") not in texts]
@@ -160,10 +161,13 @@ def open_described(
     else:
         columns = {"text": [read_text(file.with_suffix(".txt")) for file in files]}
     labels = {"label", source.column_of("label")}
-    if not labels & columns.keys() and all(file.parent != place for file in files):
+    named = labels & columns.keys()
+    # One folder for all, such as images, is no class.
+    several = len({file.parent.name for file in below if file.suffix.lower() in endings}) > 1
+    if not named and several and all(file.parent != place for file in files):
         columns["label"] = [file.parent.name for file in files]
     require_part(folder, part, source.split)
-    for name in labels & columns.keys() if table is not None else ():
+    for name in named if table is not None else ():
         # A few fractions again and again may be names.
         values = frame[name].dropna()
         if pd.api.types.is_float_dtype(values) and (values % 1 != 0).any() and 2 * values.nunique() > len(values):

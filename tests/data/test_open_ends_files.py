@@ -311,3 +311,33 @@ def test_arrays_of_the_splits_are_a_file_each(tmp_path):
         survey = look_at(str(tmp_path), hints)
         assert survey.count == 20 and survey.columns == ["X"] and "--data.eval.split test" in survey.left_out[0]
         assert len(open_source(DataSource(**{**survey.train, "split": "test", "hold_out": 0.0}))) == 8
+
+
+@pytest.mark.parametrize("restores", [False, True])
+@pytest.mark.parametrize(
+    ("folders", "table", "classes"),
+    [
+        (["images"], "captions.csv", []),
+        (["images"], "images.csv", []),
+        (["images"], "text beside", []),
+        (["train/images", "validation/images"], "captions.csv", []),
+        (["2020", "2021"], "exif.csv", ["2020", "2021"]),
+        (["2020", "2021"], "text beside", ["2020", "2021"]),
+    ],
+)
+def test_a_table_beside_folders_says_no_class_and_one_folder_is_none(tmp_path, folders, table, classes, restores):
+    for folder in folders:
+        write_pictures(tmp_path, [folder], 12)
+        names = [file.rename(file.with_stem(f"{folder[:4]}{file.stem}")) for file in (tmp_path / folder).iterdir()]
+        if table == "text beside":
+            write_files(tmp_path / folder, {f"{name.stem}.txt": f"of {name.stem}" for name in names})
+        elif "/" in folder or folder == folders[-1]:
+            names = names if "/" in folder else [*tmp_path.rglob("*.png")]
+            rows = {"image": [name.name for name in names], "caption": [f"of {name.stem}" for name in names]}
+            write_table(tmp_path / folder.rpartition("/")[0] / table, rows)
+    survey = look_at(str(tmp_path), restores=restores)
+    assert survey.classes == classes and survey.count == (12 if len(folders) == 1 or "/" in folders[0] else 24)
+    assert survey.captions == (None if classes else "text" if table == "text beside" else "caption")
+    labels = {"label": "caption"} if table != "text beside" else {}
+    data = open_source(DataSource(str(tmp_path), rename_columns={"caption": "label"} if labels else None))
+    assert not labels or data.features["label"].num_classes == survey.count
