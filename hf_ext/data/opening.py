@@ -26,7 +26,7 @@ from hf_ext import __version__
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import METADATA, find_part, open_described, open_text_folders, sort_files
+from .about import METADATA, find_part, open_described, open_text_folders, refuse_hidden_splits
 from .builders import LineFiles, PictureFolder, RecordingFolder, TableFiles, TarFiles
 from .caching import CacheError, refuse_cache
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
@@ -42,7 +42,7 @@ from .files import (
 )
 from .sequence_files import ARRAYS, SUFFIXES, open_arrays, open_sequences
 from .source import DataSource, SourcePart
-from .splits import SPLIT_NAME, SPLIT_WORDS, hold_out, make_part, set_tests_apart, slice_split, split_of
+from .splits import SPLIT_WORDS, hold_out, make_part, set_tests_apart, slice_split, split_of
 from .tables import is_utf8
 
 # What `datasets` reads files of an ending with.
@@ -155,16 +155,6 @@ def _advice(section: str) -> str:
     return f"Set --{section}.path (and --{section}.split){without}."
 
 
-def _refuse_capital_splits(folder: Path, tables: bool) -> None:
-    """Refuses folders Train and Test, which `datasets` would join. Files of series are found in any case."""
-    named = {place for _, place in sort_files(folder, list_files(folder)).values() if tables or place.is_dir()}
-    words = {place: SPLIT_NAME.fullmatch(place.stem) for place in sorted(named)}
-    wrong = [place.name for place, word in words.items() if word and not word[1].islower()]
-    if len(named) > 1 and wrong:
-        told = f"splits are called in small letters: rename {wrong[0]} to {wrong[0].lower()}."
-        raise DataError(f"{folder} has {', '.join(wrong[:5])}, which would be joined for training: {told}")
-
-
 def _load(source: DataSource, section: str) -> AnyDataset:
     found = find_files(source.path)
     if not found:
@@ -174,7 +164,7 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     refuse_cut_tars(find_tars(found))
     first = Path((found := decode_camera_pictures(found))[0])
     if first.is_dir():
-        _refuse_capital_splits(first, tables=source.rows == "examples")
+        refuse_hidden_splits(first, source)
     else:
         _require_split(found, source.split)
     if source.rows != "examples":

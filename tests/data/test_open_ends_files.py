@@ -1,5 +1,6 @@
 """Files that are cut, unread or beside others are counted, named or refused; splits at any depth go by one rule."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -341,3 +342,55 @@ def test_a_table_beside_folders_says_no_class_and_one_folder_is_none(tmp_path, f
     labels = {"label": "caption"} if table != "text beside" else {}
     data = open_source(DataSource(str(tmp_path), rename_columns={"caption": "label"} if labels else None))
     assert not labels or data.features["label"].num_classes == survey.count
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "reviews({})",
+        "reviews[{}]",
+        "sst@{}",
+        "reviews+{}",
+        "split={}/part-0",
+        "{}set",
+        "{}Data",
+        "{}A",
+        "X{}",
+        "x/{}Set1",
+    ],
+)
+@pytest.mark.parametrize("kind", ["csv", "pictures"])
+def test_splits_that_only_people_see_are_refused_and_the_advice_works(tmp_path, form, kind):
+    for part in ("train", "test"):
+        name = form.format(part.title() if form[0] in "Xx" else part)
+        if kind == "pictures":
+            write_pictures(tmp_path / name, ["a", "b"], 12 if part == "train" else 4)
+        else:
+            (tmp_path / f"{name}.csv").parent.mkdir(parents=True, exist_ok=True)
+            write_table(tmp_path / f"{name}.csv", texts_of(part, "ab"))
+    with refused(DataError, "small letters") as told:
+        look_at(str(tmp_path), restores=False)
+    for old, new in re.findall(r"(?:rename|,) (\S+) to (\S+?)(?=, |\.\s|\.$)", str(told.value)):
+        place = next(place for place in tmp_path.rglob("*") if place.name == old)
+        (place.parent / new).parent.mkdir(exist_ok=True)
+        place.rename(place.parent / new)
+    survey = look_at(str(tmp_path), restores=False)
+    assert survey.count == 24 and survey.classes == ["a", "b"] and "split test" in "; ".join(survey.left_out)
+
+
+@pytest.mark.parametrize("names", [["trainer", "tester"], ["interval", "strain"], ["b", "trainA"]])
+def test_words_that_hold_a_word_for_a_split_are_classes(tmp_path, names):
+    write_pictures(tmp_path, names, 8)
+    assert look_at(str(tmp_path), restores=False).classes == sorted(names)
+
+
+@pytest.mark.parametrize(("column", "refuses"), [("label", True), ("speaker", True), ("date", False)])
+def test_columns_in_the_names_of_folders_are_refused_where_they_count(tmp_path, column, refuses):
+    for value in "ab":
+        (tmp_path / f"{column}={value}").mkdir()
+        pd.DataFrame({"text": texts_of(value, "ab")["text"]}).to_parquet(tmp_path / f"{column}={value}" / "0.parquet")
+    if refuses:
+        with refused(DataError, f"the column {column}"):
+            look_at(str(tmp_path))
+    else:
+        assert look_at(str(tmp_path)).count == 48
