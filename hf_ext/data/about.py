@@ -197,7 +197,7 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
     # Others are notes beside them.
     files = [file for file in below if file.suffix.lower() == ".txt" and file.parent != place]
     names = sorted({file.parent.name for file in files})
-    splits = place == folder and {*names} & SPLIT_WORDS.keys()
+    splits = place == folder and {*names} & SPLIT_WORDS.keys() and not has_class_train(folder, files)
     if len(names) < 2 or splits or 2 * len(files) <= len(below):
         return None
     require_part(folder, part, source.split)
@@ -247,6 +247,7 @@ def sort_files(folder: Path, files: Iterable[Path], word: str = "train") -> dict
                 found[parent] = next(iter(named.items()))
         # A class may be called Test.
         small = whole and any(place.name in words for _, place in found.values())
+        small = small and not has_class_train(folder, below)
         if small or ({"train"} < {kind for kind, _ in found.values()} and (whole or not _lack_words(below, found))):
             return {file: found[file.parent] for file in below if file.parent in found}
         found.clear()
@@ -294,6 +295,17 @@ def _spell_split(name: str) -> str:
         ),
         name,
     )
+
+
+def has_class_train(folder: Path, files: Iterable[Path]) -> bool:
+    """True if one folder called train holds files as two or more beside it, of which none has a word for a split."""
+    usual = Counter((file.parent, file.suffix.lower()) for file in files)
+    trains = {parent for parent, _ in usual if "train" in parent.relative_to(folder).parts}
+    if len(trains) != 1 or (train := trains.pop()).name != "train":
+        return False
+    kinds = {ending for parent, ending in usual if parent == train}
+    beside = {parent for parent, ending in usual if parent.parent == train.parent and ending in kinds} - {train}
+    return len(beside) > 1 and all(split_of(parent.name) is None for parent, _ in usual if parent != train)
 
 
 def _lack_words(files: list[Path], found: dict[Path, tuple[str, Path]]) -> bool:

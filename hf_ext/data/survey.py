@@ -96,6 +96,8 @@ def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Sur
     given = [name for name in unused if getattr(hints, name)]
     given = [name for name in given if name != "inputs" or survey.columns != [*hints.inputs]]
     survey.left_out += [f"--{name}, of which {kind} have none" for name in given]
+    if "train" in survey.classes and (Path(path) / "train").is_dir():
+        survey.notes.append("the folder train is a class, as those beside it")
     camera, twins = find_camera_pictures(named)
     if camera and survey.kind in ("pictures", "pairs"):
         kinds = ", ".join(sorted({file.suffix.lower() for file in camera}))

@@ -394,3 +394,37 @@ def test_columns_in_the_names_of_folders_are_refused_where_they_count(tmp_path, 
             look_at(str(tmp_path))
     else:
         assert look_at(str(tmp_path)).count == 48
+
+
+def write_example(place: Path, seed: int) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    numbers = np.random.default_rng(seed).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+    if place.suffix == ".png":
+        Image.fromarray(numbers).save(place)
+    elif place.suffix == ".wav":
+        pytest.importorskip("soundfile").write(place, numbers.ravel() / 255, 8000)
+    else:
+        place.write_text(
+            "\n".join(["x", *map(str, numbers.ravel())]) if place.suffix == ".csv" else f"words of {seed}"
+        )
+
+
+@pytest.mark.parametrize("restores", [False, True])
+@pytest.mark.parametrize("ending", ["txt", "csv", "wav", "png"])
+@pytest.mark.parametrize(
+    ("folders", "classes"),
+    [
+        (["bus", "car", "train"], 3),
+        (["a/bus", "a/car", "a/train", "a/boat"], 4),
+        # A split beside another, with classes in it, or beside one folder.
+        (["train/bus", "train/car", "more/bus", "extra/car"], 2),
+        (["train/bus", "train/car", "test/bus", "test/car"], 2),
+    ],
+)
+def test_a_folder_train_among_classes_is_one(tmp_path, ending, folders, classes, restores):
+    for seed, (folder, number) in enumerate((folder, number) for folder in folders for number in range(8)):
+        write_example(tmp_path / folder / f"{number}.{ending}", seed)
+    survey = look_at(str(tmp_path), restores=restores)
+    assert (survey.count, len(survey.classes)) == (8 * classes, classes)
+    assert ("train" in survey.classes) == (classes > 2) and survey.eval["split"] == "validation"
+    assert len(open_source(DataSource(**survey.eval))) < survey.count
