@@ -54,7 +54,7 @@ PAIRS = (
     ("lq", "hq"), ("lr", "hr"), ("noisy", "clean"), ("input", "target"), ("input", "gt"), ("input", "groundtruth"),
     ("low", "high"), ("blur", "sharp"), ("blurry", "sharp"), ("blurred", "sharp"), ("rain", "clean"),
     ("hazy", "clear"), ("degraded", "clean"), ("source", "target"), ("lq", "gt"), ("lr", "gt"), ("noisy", "gt"),
-    ("blur", "gt"), ("hazy", "gt"), ("rain", "gt"), ("rain", "norain"), ("a", "b"),
+    ("blur", "gt"), ("hazy", "gt"), ("rain", "gt"), ("rain", "norain"), ("a", "b"), ("real", "mean"),
 )  # fmt: skip
 
 AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset

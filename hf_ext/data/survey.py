@@ -42,6 +42,7 @@ from .survey_pictures import (
     look_at_columns,
     look_at_pairs,
     measure_pictures,
+    refuse_hidden_pairs,
     refuse_mixed_pairs,
     tell_broken,
 )
@@ -114,12 +115,14 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         raise DataError(f"no data at {path}: give a local folder or file. {advice}")
     places = [Path(one) for one in found]
     parts = find_part(places[0], "train", list_files(places[0])).places if places[0].is_dir() else places
+    notes = list[str]()
     for place in dict.fromkeys([*(parts if len(parts) == 1 else []), places[0]]):
         names = find_pairs(place, hints.pairs)
         # Folders a and b are classes as well: only a restorer takes them for pairs.
         if names and (restores or tuple(map(str.lower, names)) != ("a", "b")):
             return look_at_pairs(place, names)
         _refuse_masks(place)
+        notes += refuse_hidden_pairs(place) if restores and not hints.pairs else []
     # A table that says what is known of the others is none of them.
     told = [file for file in named if file.name not in METADATA] or named
     endings = Counter(file.suffix.lower() for file in told)
@@ -135,6 +138,7 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         _refuse_folders_in(file)
     series = look_at_series(path, places, most, hints) if most in SUFFIXES and not hints.pairs else None
     survey = series or _look_at_examples(path, hints, restores)
+    survey.notes += notes
     if survey.kind in ("texts", "series"):
         _tell_unread(survey, places[0], most)
     if series is not None:

@@ -428,3 +428,40 @@ def test_a_folder_train_among_classes_is_one(tmp_path, ending, folders, classes,
     assert (survey.count, len(survey.classes)) == (8 * classes, classes)
     assert ("train" in survey.classes) == (classes > 2) and survey.eval["split"] == "validation"
     assert len(open_source(DataSource(**survey.eval))) < survey.count
+
+
+def write_pair(folder: Path, names: tuple[str, str], files: tuple[str, str], noise: float) -> None:
+    for seed in range(1, 5):
+        clean = np.kron(np.random.default_rng(seed).integers(0, 255, (4, 4)), np.ones((8, 8)))
+        other = np.random.default_rng(seed + 9).integers(0, 255, (32, 32))
+        for name, file, held in zip(names, files, ((1 - noise) * clean + noise * other, clean), strict=True):
+            (place := folder / name / file.format(seed)).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(held.astype(np.uint8)).save(place)
+
+
+@pytest.mark.parametrize(
+    ("names", "files", "noise", "told"),
+    [
+        (("hazy", "clear"), ("{}_0_0.8.png", "{}.png"), 0.1, "equal names"),
+        (("LR", "HR"), ("000{}x2.png", "000{}.png"), 1.0, "equal names"),
+        (("degraded", "original"), ("{}.jpg", "{}.png"), 0.1, "--pairs degraded,original"),
+        (("rainy_image", "ground_truth"), ("{}_3.png", "{}.png"), 0.1, "--pairs ground_truth,rainy_image"),
+        (("HR", "LR_bicubic/X2"), ("000{}.png", "000{}x2.png"), 0.1, "--pairs HR,LR_bicubic"),
+        # Classes, whose files may be numbered alike.
+        (("cat", "dog"), ("{}.png", "{}.png"), 1.0, None),
+        (("cat", "dog"), ("cat_a{}.png", "dog{}.png"), 0.1, ""),
+        (("low", "high"), ("{}.png", "{}.png"), 0.1, ""),
+    ],
+)
+def test_pairs_of_unknown_folders_are_refused_by_their_pictures_and_told_by_their_names(
+    tmp_path, names, files, noise, told
+):
+    write_pair(tmp_path, names, files, noise)
+    if told:
+        with refused(DataError, told):
+            look_at(str(tmp_path))
+    else:
+        assert ("WARNING: cat/ and dog/" in "; ".join(look_at(str(tmp_path)).notes)) == (told is None)
+    if names[0] == "degraded":
+        assert look_at(str(tmp_path), Hints(pairs=names)).kind == "pairs"
+    assert look_at(str(tmp_path), restores=False).kind in ("pictures", "pairs")
