@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from ..errors import DataError
 from ..terminal import count_of
 from .cells import class_name
 from .files import is_seen, list_files
+from .roles import GROUPS
 from .source import DataSource
 from .splits import SPLIT_NAME, SPLIT_WORDS, make_part, slice_split, split_of
 from .tables import LABEL, is_utf8, option, read_table, read_text, shorten
@@ -29,6 +30,10 @@ logger = logging.get_logger(__name__)
 # Names that `datasets` reads. Other tables are recognised by their content.
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 TABLES = (".csv", ".tsv", ".jsonl")
+# Names of splits that `datasets` sees, and words for splits within others, as of trainset beside testset.
+_SEEN = re.compile(rf"(?:.*[-._ \d])?({'|'.join(SPLIT_WORDS)})(?:[-._ \d].*)?")
+_WORDS = "|".join(sorted(SPLIT_WORDS, key=len, reverse=True))
+_ATTACHED = re.compile(rf"(.*?)({_WORDS})((?!e[dre]|able).*)", re.IGNORECASE)
 
 
 def find_about(place: Path, files: list[Path]) -> Path | None:
@@ -137,7 +142,8 @@ def open_described(
     folder: Path, source: DataSource, endings: set[str], column: str, kind: Any
 ) -> datasets.Dataset | None:
     """Opens a folder of files and a table or texts of each, else None; without classes, folders are some."""
-    part = find_part(folder, source.split, list_files(folder))
+    below = [*list_files(folder)]
+    part = find_part(folder, source.split, below)
     files = [file for file in part.files if file.suffix.lower() in endings]
     texts = {file.with_suffix("") for file in part.files if file.suffix == ".txt"}
     alone = [file for file in files if file.with_suffix("") not in texts]
@@ -160,10 +166,13 @@ def open_described(
     else:
         columns = {"text": [read_text(file.with_suffix(".txt")) for file in files]}
     labels = {"label", source.column_of("label")}
-    if not labels & columns.keys() and all(file.parent != place for file in files):
+    named = labels & columns.keys()
+    # One folder for all, such as images, is no class.
+    several = len({file.parent.name for file in below if file.suffix.lower() in endings}) > 1
+    if not named and several and all(file.parent != place for file in files):
         columns["label"] = [file.parent.name for file in files]
     require_part(folder, part, source.split)
-    for name in labels & columns.keys() if table is not None else ():
+    for name in named if table is not None else ():
         # A few fractions again and again may be names.
         values = frame[name].dropna()
         if pd.api.types.is_float_dtype(values) and (values % 1 != 0).any() and 2 * values.nunique() > len(values):
@@ -188,7 +197,7 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
     # Others are notes beside them.
     files = [file for file in below if file.suffix.lower() == ".txt" and file.parent != place]
     names = sorted({file.parent.name for file in files})
-    splits = place == folder and {*names} & SPLIT_WORDS.keys()
+    splits = place == folder and {*names} & SPLIT_WORDS.keys() and not has_class_train(folder, files)
     if len(names) < 2 or splits or 2 * len(files) <= len(below):
         return None
     require_part(folder, part, source.split)
@@ -238,6 +247,7 @@ def sort_files(folder: Path, files: Iterable[Path], word: str = "train") -> dict
                 found[parent] = next(iter(named.items()))
         # A class may be called Test.
         small = whole and any(place.name in words for _, place in found.values())
+        small = small and not has_class_train(folder, below)
         if small or ({"train"} < {kind for kind, _ in found.values()} and (whole or not _lack_words(below, found))):
             return {file: found[file.parent] for file in below if file.parent in found}
         found.clear()
@@ -248,6 +258,54 @@ def sort_files(folder: Path, files: Iterable[Path], word: str = "train") -> dict
             rests[re.sub(r"\d", "", name[0][: name.start(1)] + name[0][name.end(1) :])].add(found[file][0])
     clear = len(found) == len(below) or any({"train"} < kinds for kinds in rests.values())
     return found if clear and {"train"} < {kind for kind, _ in found.values()} else {}
+
+
+def refuse_hidden_splits(folder: Path, source: DataSource) -> None:
+    """Refuses names that say splits, and columns, to people, and not to `datasets`, which would join them."""
+    below, tables = [*list_files(folder)], source.rows == "examples"
+    named = {place for _, place in sort_files(folder, below).values() if tables or place.is_dir()}
+    wrong = {place for place in named if len(named) > 1 and not _SEEN.fullmatch(place.stem)}
+    alike = defaultdict[tuple[Path, str], dict[str, Path]](dict)
+    for place in {*below, *chain(*(file.parents for file in below))} - {folder, *folder.parents}:
+        if not split_of(place.stem) and (name := _ATTACHED.fullmatch(place.stem)) is not None:
+            rest = re.sub(r"\d", "", f"{name[1]}/{name[3]}").lower()
+            alike[place.parent, rest][SPLIT_WORDS[name[2].lower()]] = place
+    wrong |= {place for found in alike.values() if {"train"} < found.keys() for place in found.values()}
+    if wrong:
+        names = [place.name for place in sorted(wrong)[:5]]
+        advice = ", ".join(f"{name} to {_spell_split(name)}" for name in names)
+        told = f"splits are called in small letters, apart by - _ or a dot: rename {advice}."
+        raise DataError(f"{folder} has {', '.join(names)}, which would be joined for training: {told}")
+    parts = {part.name for file in below if file.suffix in (*TABLES, ".parquet") for part in file.parents if tables}
+    for column in sorted(part.partition("=")[0] for part in parts if "=" in part):
+        if LABEL.fullmatch(column) or GROUPS.fullmatch(column):
+            told = f"the names of folders hold the column {column}, which is not read: write it into the tables."
+            raise DataError(f"{folder}: {told}")
+
+
+def _spell_split(name: str) -> str:
+    """A name of a split that `datasets` sees."""
+    plain = re.sub(r"[^\w.\- ]", "_", name.lower())
+    if _SEEN.fullmatch(Path(plain).stem):
+        return plain
+    # CycleGAN's trainA holds one of several kinds.
+    return _ATTACHED.sub(
+        lambda found: (
+            f"{found[1] and found[1] + '_'}{found[2].lower()}{found[3] and '/_'[len(found[3]) > 1] + found[3]}"
+        ),
+        name,
+    )
+
+
+def has_class_train(folder: Path, files: Iterable[Path]) -> bool:
+    """True if one folder called train holds files as two or more beside it, of which none has a word for a split."""
+    usual = Counter((file.parent, file.suffix.lower()) for file in files)
+    trains = {parent for parent, _ in usual if "train" in parent.relative_to(folder).parts}
+    if len(trains) != 1 or (train := trains.pop()).name != "train":
+        return False
+    kinds = {ending for parent, ending in usual if parent == train}
+    beside = {parent for parent, ending in usual if parent.parent == train.parent and ending in kinds} - {train}
+    return len(beside) > 1 and all(split_of(parent.name) is None for parent, _ in usual if parent != train)
 
 
 def _lack_words(files: list[Path], found: dict[Path, tuple[str, Path]]) -> bool:

@@ -26,7 +26,7 @@ from hf_ext import __version__
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import METADATA, find_part, open_described, open_text_folders, sort_files
+from .about import METADATA, find_part, has_class_train, open_described, open_text_folders, refuse_hidden_splits
 from .builders import LineFiles, PictureFolder, RecordingFolder, TableFiles, TarFiles
 from .caching import CacheError, refuse_cache
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
@@ -42,7 +42,7 @@ from .files import (
 )
 from .sequence_files import ARRAYS, SUFFIXES, open_arrays, open_sequences
 from .source import DataSource, SourcePart
-from .splits import SPLIT_NAME, SPLIT_WORDS, hold_out, make_part, set_tests_apart, slice_split, split_of
+from .splits import SPLIT_WORDS, hold_out, make_part, set_tests_apart, slice_split, split_of
 from .tables import is_utf8
 
 # What `datasets` reads files of an ending with.
@@ -54,7 +54,7 @@ PAIRS = (
     ("lq", "hq"), ("lr", "hr"), ("noisy", "clean"), ("input", "target"), ("input", "gt"), ("input", "groundtruth"),
     ("low", "high"), ("blur", "sharp"), ("blurry", "sharp"), ("blurred", "sharp"), ("rain", "clean"),
     ("hazy", "clear"), ("degraded", "clean"), ("source", "target"), ("lq", "gt"), ("lr", "gt"), ("noisy", "gt"),
-    ("blur", "gt"), ("hazy", "gt"), ("rain", "gt"), ("rain", "norain"), ("a", "b"),
+    ("blur", "gt"), ("hazy", "gt"), ("rain", "gt"), ("rain", "norain"), ("a", "b"), ("real", "mean"),
 )  # fmt: skip
 
 AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset
@@ -155,16 +155,6 @@ def _advice(section: str) -> str:
     return f"Set --{section}.path (and --{section}.split){without}."
 
 
-def _refuse_capital_splits(folder: Path, tables: bool) -> None:
-    """Refuses folders Train and Test, which `datasets` would join. Files of series are found in any case."""
-    named = {place for _, place in sort_files(folder, list_files(folder)).values() if tables or place.is_dir()}
-    words = {place: SPLIT_NAME.fullmatch(place.stem) for place in sorted(named)}
-    wrong = [place.name for place, word in words.items() if word and not word[1].islower()]
-    if len(named) > 1 and wrong:
-        told = f"splits are called in small letters: rename {wrong[0]} to {wrong[0].lower()}."
-        raise DataError(f"{folder} has {', '.join(wrong[:5])}, which would be joined for training: {told}")
-
-
 def _load(source: DataSource, section: str) -> AnyDataset:
     found = find_files(source.path)
     if not found:
@@ -174,7 +164,7 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     refuse_cut_tars(find_tars(found))
     first = Path((found := decode_camera_pictures(found))[0])
     if first.is_dir():
-        _refuse_capital_splits(first, tables=source.rows == "examples")
+        refuse_hidden_splits(first, source)
     else:
         _require_split(found, source.split)
     if source.rows != "examples":
@@ -195,11 +185,12 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     strays = (file for file in looked_at if file.suffix not in kinds and file.name not in METADATA)
     is_plain = not first.is_dir() or (first / "README.md").is_file()
     module = MODULES.get(usual) if any(not is_plain or file.suffix.lower() in kinds for file in strays) else None
+    has_train = first.is_dir() and has_class_train(first, looked_at)
     linked = any(Path(place, name).is_symlink() for place, names, _ in os.walk(first) for name in names)
     if not first.is_dir():
         # `data_files` with the split's name makes any split work; `datasets` would read brackets as patterns.
         files = {source.split.partition("[")[0]: [glob.escape(str(Path(file).resolve())) for file in found]}
-    elif linked or glob.has_magic(folder) or module or sounds:
+    elif linked or glob.has_magic(folder) or module or sounds or (usual in IMAGE_SUFFIXES and has_train):
         files = find_splits(Path(folder), ".wav" if sounds else usual)
     if sounds:
         return _build(RecordingFolder(data_files=files, base_path=folder), source)
@@ -239,7 +230,8 @@ def find_splits(folder: Path, ending: str) -> dict[str, DataFilesList]:
     kinds = _endings_like(ending)
     files = (file for file in list_files(folder) if file.name in METADATA or file.suffix.lower() in kinds)
     known = {file.relative_to(folder).as_posix(): file for file in sorted(files, key=str)}
-    for splits in ALL_DEFAULT_PATTERNS:
+    has_train = ending in IMAGE_SUFFIXES | AUDIO_SUFFIXES and has_class_train(folder, known.values())
+    for splits in ALL_DEFAULT_PATTERNS[-1 if has_train else 0 :]:
         fits = {str(name): re.compile("|".join(map(glob_translate, words))).match for name, words in splits.items()}
         parts = {name: [file for place, file in known.items() if fit(place)] for name, fit in fits.items()}
         if any(parts.values()):
@@ -278,17 +270,39 @@ def _open_here(first: Path, alone: bool, source: DataSource, sounds: bool) -> da
         return open_arrays(arrays, source.split)
     if source.pairs or ((first / "lq").is_dir() and (first / "hq").is_dir()):
         return _paired_folder(first, tuple(source.pairs or ("lq", "hq")), source)
-    if (first / "state.json").is_file():
-        data = datasets.load_from_disk(str(first))
-        if source.split.partition("[")[0] != (data.split or "train"):
-            raise DataError(f"{first} holds the split {data.split or 'train'} alone.")
-        return data.select(slice_split(source.split, len(data)))
+    saved = sorted(file.parent for file in first_files(first) if file.name == "state.json")
+    if saved := [folder for folder in saved if (folder / "dataset_info.json").is_file()]:
+        return _open_saved(first, saved, source.split)
     if not first.is_dir():
         return None
     if sounds:
         return open_described(first, source, AUDIO_SUFFIXES, "audio", datasets.Image(decode=False))
     pictures = open_described(first, source, IMAGE_SUFFIXES, "image", datasets.Image())
     return open_text_folders(first, source) if pictures is None else pictures
+
+
+def _open_saved(first: Path, saved: list[Path], split: str) -> datasets.Dataset:
+    """Opens what `save_to_disk` wrote: of each folder the files that its state names, and no cache beside them."""
+    word = split.partition("[")[0]
+    if saved == [first]:
+        whole = datasets.load_from_disk(str(first))
+        # A split may be made of several, as train[:50%]+test is.
+        words = {part.partition("[")[0] for part in str(whole.split or "train").split("+")}
+        parts = {words.pop() if len(words) == 1 else "train": whole}
+    elif {folder.parent for folder in saved} == {first}:
+        parts = {folder.name: datasets.load_from_disk(str(folder)) for folder in saved}
+    else:
+        inner = max(saved, key=lambda folder: len(folder.parts)).parent
+        raise DataError(f"{first} has data sets of save_to_disk in folders, such as {inner}: give one of them.")
+    wanted = SPLIT_WORDS.get(word, word)
+    names = [name for name in parts if name == word] or [name for name in parts if split_of(name) == wanted]
+    if not names and wanted == "train":
+        names = [] if any(map(split_of, parts)) else [*parts]
+    if not names:
+        told = f"holds the split {' and '.join(parts)} alone: set data.train.split to one of them"
+        raise DataError(f"{first} has no split {word!r}, and {told}.")
+    data = datasets.concatenate_datasets([parts[name] for name in names])
+    return data.select(slice_split(split, len(data)))
 
 
 def _find_arrays(place: Path, split: str) -> Path | None:
@@ -435,35 +449,6 @@ def name_pair(names: Iterable[str], wanted: tuple[str, ...] = ()) -> tuple[str, 
     known = {re.sub(r"[\W_]*(images?|pictures?|png|jpe?g)$", "", key): name for key, name in exact.items()} | exact
     pairs = [tuple(map(str.lower, wanted))] if wanted else PAIRS
     return next(((known[one], known[other]) for one, other in pairs if one in known and other in known), None)
-
-
-def refuse_mixed_pairs(path: str, files: list[Path]) -> None:
-    """Refuses 1_noisy.png beside 1_clean.png, also in folders: the noisy ones would be learned as targets."""
-    names = [str(file).partition("::")[0] for file in files]
-    # The folders above say nothing.
-    start = os.path.commonprefix(names).rfind("/") + 1
-    names = [name[start:] for name in names]
-    for pair in PAIRS:
-        sides = [_find_rests(names, word, other) for word, other in (pair, pair[::-1])]
-        both = sorted(sides[0].keys() & sides[1].keys())
-        # Letters, and words of a few, say little.
-        if len(pair[0]) > 1 and len(both) > 1 and 4 * len(both) >= len(names):
-            first, second = (side[both[0]] for side in sides)
-            told = f"put them into two folders, {pair[0]}/ and {pair[1]}/, under equal names; rename them if none are."
-            raise DataError(f"{path} has pairs of pictures, such as {first} and {second}: {told}")
-
-
-def _find_rests(names: list[str], word: str, other: str) -> dict[str, str]:
-    """The names that have a word, and not the other of a pair, by what is left of them without it."""
-    found = dict[str, str]()
-    for name in names:
-        plain = os.path.splitext(name)[0].lower()
-        words = {*re.split(r"[\W\d_]+", plain)}
-        # Tides are low and high, too.
-        alone = word not in ("low", "high") or word in (re.sub(r"[\W\d_]+", "", part) for part in plain.split("/"))
-        if word in words and other not in words and alone:
-            found[re.sub(rf"(?<![^\W\d_]){word}(?![^\W\d_])", "", plain)] = name
-    return found
 
 
 def _pictures(folder: Path) -> dict[str, Path]:

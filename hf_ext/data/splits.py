@@ -25,6 +25,7 @@ from ..terminal import count_of
 from .cells import are_values, to_seconds
 from .files import is_broken_picture, is_broken_sound, open_bytes
 from .roles import GROUPS, PERSONS, TIME
+from .tables import LABEL
 
 # The split that a word means in folders, files and cells, as `datasets` has it.
 SPLIT_WORDS = {word: str(kind) for kind, words in SPLIT_KEYWORDS.items() for word in words}
@@ -90,22 +91,32 @@ def split_examples(data: datasets.Dataset, share: float, seed: int) -> tuple[np.
 
 def read_splits(data: datasets.Dataset) -> np.ndarray | None:
     """The split that a column of words says of each example, if it says train and others; refuses a column `split`
-    that says no train, or some of whose cells say none."""
-    for column in (name for name in data.column_names if name.lower() in ("split", "set", "subset", "partition")):
+    that says no train, or some of whose cells say none. Of another name its cells are such words alone."""
+    usual = ("split", "set", "subset", "partition")
+    names = (name for name in data.column_names if not LABEL.fullmatch(name))
+    for column in sorted(names, key=lambda name: name.lower() not in usual):
         kind = getattr(data.features[column], "feature", data.features[column])
         if "string" not in str(getattr(kind, "dtype", None)):
             continue
-        # A series may have a cell for each step.
-        cells = [[*{*cell}] if isinstance(cell, list) else [cell] for cell in data.with_format(None)[column]]
+        is_usual, column_cells = column.lower() in usual, data.with_format(None)[column]
+        # Of other names the first cells tell enough of most.
+        for count in (99, len(data))[is_usual:]:
+            # A series may have a cell for each step.
+            cells = [[*{*cell}] if isinstance(cell, list) else [cell] for cell in column_cells[:count]]
+            words = {str(cell).strip().lower() for each in cells for cell in each if cell}
+            if not is_usual and not words <= SPLIT_WORDS.keys():
+                break
         kinds = [{split_of(str(cell).strip()) for cell in each} for each in cells]
         known = {word for each in kinds for word in each if word is not None}
         if not known or (len(known) == 1 and all(kind == known for kind in kinds)):
             continue
         # Such as `train/bus` and `car`: classes, in a column that is not called `split`.
         is_clear = "train" in known and all(kind and None not in kind for kind in kinds)
-        if column.lower() != "split" and not is_clear:
+        is_meant = {"train"} < known and words <= SPLIT_WORDS.keys() if not is_usual else is_clear
+        if column.lower() != "split" and not is_meant:
             continue
-        advice = "allowed are train, validation, test: correct the cells, or rename the column if it names no splits"
+        away = "rename" if is_usual else "leave out"
+        advice = f"allowed are train, validation, test: correct the cells, or {away} the column if it names no splits"
         for row, (each, kind) in enumerate(zip(cells, kinds, strict=True), 1):
             told = f"the column {column!r}, row {row}"
             if None in kind:
@@ -113,7 +124,7 @@ def read_splits(data: datasets.Dataset) -> np.ndarray | None:
                 raise DataError(f"{told}, holds {'nothing' if bad is None else repr(bad)[:60]}; {advice}.")
             if len(kind) != 1:
                 several = f"holds {', '.join(sorted(filter(None, kind))) or 'nothing'} for the steps of one series"
-                raise DataError(f"{told}, {several}: save train.csv and test.csv, or rename the column.")
+                raise DataError(f"{told}, {several}: save train.csv and test.csv, or {away} the column.")
         if "train" not in known:
             told = f"holds {' and '.join(sorted(known))}, and no train: rename it, or name examples to train on."
             raise DataError(f"the column {column!r} {told}")

@@ -31,12 +31,21 @@ from .found import (
     span,
     tell_unlabelled,
 )
-from .opening import MODULES, find_files, find_pairs, find_splits, find_usual, open_source, refuse_mixed_pairs
+from .opening import MODULES, find_files, find_pairs, find_splits, find_usual, open_source
 from .roles import PERSONS, Hints, is_prose
 from .sequence_files import ARRAYS, SUFFIXES
 from .source import DataSource
 from .splits import SPLIT_WORDS, find_paths, read_labels, split_of
-from .survey_pictures import EXAMPLES, choose, look_at_columns, look_at_pairs, measure_pictures, tell_broken
+from .survey_pictures import (
+    EXAMPLES,
+    choose,
+    look_at_columns,
+    look_at_pairs,
+    measure_pictures,
+    refuse_hidden_pairs,
+    refuse_mixed_pairs,
+    tell_broken,
+)
 from .tables import LABEL, option, read_table, shorten
 
 # Number of members of archives to inspect.
@@ -88,6 +97,8 @@ def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Sur
     given = [name for name in unused if getattr(hints, name)]
     given = [name for name in given if name != "inputs" or survey.columns != [*hints.inputs]]
     survey.left_out += [f"--{name}, of which {kind} have none" for name in given]
+    if "train" in survey.classes and (Path(path) / "train").is_dir():
+        survey.notes.append("the folder train is a class, as those beside it")
     camera, twins = find_camera_pictures(named)
     if camera and survey.kind in ("pictures", "pairs"):
         kinds = ", ".join(sorted({file.suffix.lower() for file in camera}))
@@ -104,12 +115,14 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         raise DataError(f"no data at {path}: give a local folder or file. {advice}")
     places = [Path(one) for one in found]
     parts = find_part(places[0], "train", list_files(places[0])).places if places[0].is_dir() else places
+    notes = list[str]()
     for place in dict.fromkeys([*(parts if len(parts) == 1 else []), places[0]]):
         names = find_pairs(place, hints.pairs)
         # Folders a and b are classes as well: only a restorer takes them for pairs.
         if names and (restores or tuple(map(str.lower, names)) != ("a", "b")):
             return look_at_pairs(place, names)
         _refuse_masks(place)
+        notes += refuse_hidden_pairs(place) if restores and not hints.pairs else []
     # A table that says what is known of the others is none of them.
     told = [file for file in named if file.name not in METADATA] or named
     endings = Counter(file.suffix.lower() for file in told)
@@ -125,6 +138,7 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
         _refuse_folders_in(file)
     series = look_at_series(path, places, most, hints) if most in SUFFIXES and not hints.pairs else None
     survey = series or _look_at_examples(path, hints, restores)
+    survey.notes += notes
     if survey.kind in ("texts", "series"):
         _tell_unread(survey, places[0], most)
     if series is not None:

@@ -1,5 +1,7 @@
 """Surveys of pictures, alone and in pairs."""
 
+import os
+import re
 import shlex
 from itertools import chain
 from pathlib import Path
@@ -12,9 +14,10 @@ from PIL import ExifTags, Image
 from ..errors import DataError
 from ..tasks.checks import is_scaled
 from ..terminal import count_of
-from .files import UNDECODABLE, is_broken_picture, is_seen, open_bytes
+from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES
+from .files import UNDECODABLE, is_broken_picture, is_seen, list_files, open_bytes
 from .found import Survey, keep_back, tell_test
-from .opening import find_pairs, name_pair, open_source
+from .opening import PAIRS, find_pairs, name_pair, open_source
 from .roles import Hints
 from .source import DataSource
 from .splits import SPLIT_NAME, split_of
@@ -140,3 +143,74 @@ def _measure_pairs(kept: dict[str, Any], data: Any, names: tuple[str, str]) -> S
     survey.about = f"{count_of(len(data), 'pair')} of pictures, the smallest with {survey.sides[0]} pixels{larger}"
     survey.roles = [f"{names[0]} becomes {names[1]}"]
     return survey
+
+
+def refuse_hidden_pairs(place: Path) -> list[str]:
+    """
+    Refuses two folders of pairs that are not read as such: of usual names, or of unknown ones with equal pictures but
+    for their faults; the inputs would be learned as targets. Notes where the names of files alone are alike.
+    """
+    kinds = IMAGE_SUFFIXES | CAMERA_SUFFIXES
+    found = {one.name: [*list_files(one)] for one in sorted(place.glob("*")) if one.is_dir() and is_seen(one.name)}
+    sides = {name: {f.stem: f for f in files if f.suffix.lower() in kinds} for name, files in found.items()}
+    if len(sides := {name: files for name, files in sides.items() if files}) != 2 or any(map(split_of, sides)):
+        return []
+    (first, ones), (second, others) = sides.items()
+    if (pair := name_pair(sides)) is not None and {*map(str.lower, pair)} != {"a", "b"}:
+        told = "give each picture the name of its target, or rename the folders if they hold no pairs"
+        raise DataError(
+            f"{place} has the two folders {pair[0]}/ and {pair[1]}/, but no pictures of equal names in both: {told}."
+        )
+    # 0001x2 of 0001, and 1_0_0.8 of 1.
+    alike = [(ones[name], others[name]) for name in ones if name in others]
+    for many, few in ((ones, others), (others, ones)):
+        starts = {name: start[0] for name in many if (start := re.match(r".*?\d+", name)) and start[0] in few}
+        if len(starts) == len(many) > len(alike):
+            alike = [(many[name], few[start]) for name, start in starts.items()]
+    if len(alike) < 2 or 2 * len(alike) < max(len(ones), len(others)):
+        return []
+    told = f"say --pairs {first},{second} if {second}/ has the targets of {first}/, in equal names, or the reverse"
+    if np.median([_resemblance(*two) for two in alike[:8]]) > 0.8:
+        advice = "; rename the files, or give one of the folders, if they are no pairs"
+        raise DataError(f"{place} has the same pictures in {first}/ and {second}/: {told}{advice}.")
+    return [f"WARNING: {first}/ and {second}/ have files of like names, but are read as no pairs: {told}"]
+
+
+def _resemblance(one: Path, other: Path) -> float:
+    """The correlation of two pictures, made small and grey; 0 where one cannot be read."""
+    try:
+        small = [
+            np.asarray(Image.open(file).convert("L").resize((32, 32)), np.float64).ravel() for file in (one, other)
+        ]
+    except UNDECODABLE:
+        return 0.0
+    return float(np.corrcoef(small[0], small[1])[0, 1]) if all(map(np.std, small)) else 0.0
+
+
+def refuse_mixed_pairs(path: str, files: list[Path]) -> None:
+    """Refuses 1_noisy.png beside 1_clean.png, also in folders: the noisy ones would be learned as targets."""
+    names = [str(file).partition("::")[0] for file in files]
+    # The folders above say nothing.
+    start = os.path.commonprefix(names).rfind("/") + 1
+    names = [name[start:] for name in names]
+    for pair in PAIRS:
+        sides = [_find_rests(names, word, other) for word, other in (pair, pair[::-1])]
+        both = sorted(sides[0].keys() & sides[1].keys())
+        # Letters, and words of a few, say little.
+        if len(pair[0]) > 1 and len(both) > 1 and 4 * len(both) >= len(names):
+            first, second = (side[both[0]] for side in sides)
+            told = f"put them into two folders, {pair[0]}/ and {pair[1]}/, under equal names; rename them if none are."
+            raise DataError(f"{path} has pairs of pictures, such as {first} and {second}: {told}")
+
+
+def _find_rests(names: list[str], word: str, other: str) -> dict[str, str]:
+    """The names that have a word, and not the other of a pair, by what is left of them without it."""
+    found = dict[str, str]()
+    for name in names:
+        plain = os.path.splitext(name)[0].lower()
+        words = {*re.split(r"[\W\d_]+", plain)}
+        # Tides are low and high, too.
+        alone = word not in ("low", "high") or word in (re.sub(r"[\W\d_]+", "", part) for part in plain.split("/"))
+        if word in words and other not in words and alone:
+            found[re.sub(rf"(?<![^\W\d_]){word}(?![^\W\d_])", "", plain)] = name
+    return found

@@ -426,3 +426,43 @@ def test_pairs_that_a_survey_takes_are_learned_from(tmp_path, scale, more):
         lq, hq = task._images(example, task.trained[0])
         assert hq.shape == (lq.shape[0] * scale, lq.shape[1] * scale, 3)
         assert np.array_equal(hq, np.asarray(example["hq"])[: hq.shape[0], : hq.shape[1]])
+
+
+def saved_texts(count: int, start: int = 0, split: str | None = None) -> datasets.Dataset:
+    rows = {"text": [f"text {start} has words {n}" for n in range(count)], "label": ["a", "b"] * (count // 2)}
+    return datasets.Dataset.from_dict(rows, split=split and datasets.NamedSplit(split))
+
+
+@pytest.mark.parametrize("change", ["map", "filter", "shuffle"])
+@pytest.mark.parametrize("form", ["dict", "folders", "alone"])
+def test_of_saved_data_the_caches_beside_them_are_no_rows(tmp_path, form, change):
+    parts = {"train": saved_texts(40), "test": saved_texts(10, 1)}
+    place = tmp_path / "saved"
+    if form == "dict":
+        datasets.DatasetDict(parts).save_to_disk(place)
+    else:
+        for name, part in list(parts.items())[: 1 if form == "alone" else 2]:
+            part.save_to_disk(place if form == "alone" else place / name)
+    for folder in [*place.rglob("state.json")]:
+        kept = datasets.load_from_disk(folder.parent)
+        work = {"map": lambda row: {"text": row["text"].upper()}, "filter": lambda row: True}
+        kept.shuffle(seed=1) if change == "shuffle" else getattr(kept, change)(work[change])
+    assert len([*place.rglob("cache-*.arrow")]) == (1 if form == "alone" else 2)
+    survey = look_at(str(place))
+    assert survey.count == 40 and ("test" in str(survey.left_out)) == (form != "alone")
+    assert sorted(open_source(DataSource(str(place)))["text"]) == sorted(parts["train"]["text"])
+    if form != "alone":
+        assert open_source(DataSource(str(place), split="test[:50%]"))["text"][:] == parts["test"]["text"][:5]
+
+
+@pytest.mark.parametrize(
+    ("said", "split"),
+    [(None, "train"), ("train[:50%]", "train"), ("train+test", "train"), ("train[:5]+train[8:]", "train"),
+     ("test[:50%]", "test"), ("clean", "clean"), ("validation", "validation")],
+)  # fmt: skip
+def test_a_part_that_was_saved_alone_is_of_the_split_it_says(tmp_path, said, split):
+    saved_texts(40, split=said).save_to_disk(tmp_path / "saved")
+    source = DataSource(str(tmp_path / "saved"), split=split)
+    assert len(open_source(source)) == 40
+    with refused(DataError, "no split 'test'" if split != "test" else "no split 'validation'", "data.train.split"):
+        open_source(DataSource(source.path, split="validation" if split == "test" else "test"))

@@ -1,5 +1,6 @@
 """Files that are cut, unread or beside others are counted, named or refused; splits at any depth go by one rule."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -311,3 +312,156 @@ def test_arrays_of_the_splits_are_a_file_each(tmp_path):
         survey = look_at(str(tmp_path), hints)
         assert survey.count == 20 and survey.columns == ["X"] and "--data.eval.split test" in survey.left_out[0]
         assert len(open_source(DataSource(**{**survey.train, "split": "test", "hold_out": 0.0}))) == 8
+
+
+@pytest.mark.parametrize("restores", [False, True])
+@pytest.mark.parametrize(
+    ("folders", "table", "classes"),
+    [
+        (["images"], "captions.csv", []),
+        (["images"], "images.csv", []),
+        (["images"], "text beside", []),
+        (["train/images", "validation/images"], "captions.csv", []),
+        (["2020", "2021"], "exif.csv", ["2020", "2021"]),
+        (["2020", "2021"], "text beside", ["2020", "2021"]),
+    ],
+)
+def test_a_table_beside_folders_says_no_class_and_one_folder_is_none(tmp_path, folders, table, classes, restores):
+    for folder in folders:
+        write_pictures(tmp_path, [folder], 12)
+        names = [file.rename(file.with_stem(f"{folder[:4]}{file.stem}")) for file in (tmp_path / folder).iterdir()]
+        if table == "text beside":
+            write_files(tmp_path / folder, {f"{name.stem}.txt": f"of {name.stem}" for name in names})
+        elif "/" in folder or folder == folders[-1]:
+            names = names if "/" in folder else [*tmp_path.rglob("*.png")]
+            rows = {"image": [name.name for name in names], "caption": [f"of {name.stem}" for name in names]}
+            write_table(tmp_path / folder.rpartition("/")[0] / table, rows)
+    survey = look_at(str(tmp_path), restores=restores)
+    assert survey.classes == classes and survey.count == (12 if len(folders) == 1 or "/" in folders[0] else 24)
+    assert survey.captions == (None if classes else "text" if table == "text beside" else "caption")
+    labels = {"label": "caption"} if table != "text beside" else {}
+    data = open_source(DataSource(str(tmp_path), rename_columns={"caption": "label"} if labels else None))
+    assert not labels or data.features["label"].num_classes == survey.count
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "reviews({})",
+        "reviews[{}]",
+        "sst@{}",
+        "reviews+{}",
+        "split={}/part-0",
+        "{}set",
+        "{}Data",
+        "{}A",
+        "X{}",
+        "x/{}Set1",
+    ],
+)
+@pytest.mark.parametrize("kind", ["csv", "pictures"])
+def test_splits_that_only_people_see_are_refused_and_the_advice_works(tmp_path, form, kind):
+    for part in ("train", "test"):
+        name = form.format(part.title() if form[0] in "Xx" else part)
+        if kind == "pictures":
+            write_pictures(tmp_path / name, ["a", "b"], 12 if part == "train" else 4)
+        else:
+            (tmp_path / f"{name}.csv").parent.mkdir(parents=True, exist_ok=True)
+            write_table(tmp_path / f"{name}.csv", texts_of(part, "ab"))
+    with refused(DataError, "small letters") as told:
+        look_at(str(tmp_path), restores=False)
+    for old, new in re.findall(r"(?:rename|,) (\S+) to (\S+?)(?=, |\.\s|\.$)", str(told.value)):
+        place = next(place for place in tmp_path.rglob("*") if place.name == old)
+        (place.parent / new).parent.mkdir(exist_ok=True)
+        place.rename(place.parent / new)
+    survey = look_at(str(tmp_path), restores=False)
+    assert survey.count == 24 and survey.classes == ["a", "b"] and "split test" in "; ".join(survey.left_out)
+
+
+@pytest.mark.parametrize("names", [["trainer", "tester"], ["interval", "strain"], ["b", "trainA"]])
+def test_words_that_hold_a_word_for_a_split_are_classes(tmp_path, names):
+    write_pictures(tmp_path, names, 8)
+    assert look_at(str(tmp_path), restores=False).classes == sorted(names)
+
+
+@pytest.mark.parametrize(("column", "refuses"), [("label", True), ("speaker", True), ("date", False)])
+def test_columns_in_the_names_of_folders_are_refused_where_they_count(tmp_path, column, refuses):
+    for value in "ab":
+        (tmp_path / f"{column}={value}").mkdir()
+        pd.DataFrame({"text": texts_of(value, "ab")["text"]}).to_parquet(tmp_path / f"{column}={value}" / "0.parquet")
+    if refuses:
+        with refused(DataError, f"the column {column}"):
+            look_at(str(tmp_path))
+    else:
+        assert look_at(str(tmp_path)).count == 48
+
+
+def write_example(place: Path, seed: int) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    numbers = np.random.default_rng(seed).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+    if place.suffix == ".png":
+        Image.fromarray(numbers).save(place)
+    elif place.suffix == ".wav":
+        pytest.importorskip("soundfile").write(place, numbers.ravel() / 255, 8000)
+    else:
+        place.write_text(
+            "\n".join(["x", *map(str, numbers.ravel())]) if place.suffix == ".csv" else f"words of {seed}"
+        )
+
+
+@pytest.mark.parametrize("restores", [False, True])
+@pytest.mark.parametrize("ending", ["txt", "csv", "wav", "png"])
+@pytest.mark.parametrize(
+    ("folders", "classes"),
+    [
+        (["bus", "car", "train"], 3),
+        (["a/bus", "a/car", "a/train", "a/boat"], 4),
+        # A split beside another, with classes in it, or beside one folder.
+        (["train/bus", "train/car", "more/bus", "extra/car"], 2),
+        (["train/bus", "train/car", "test/bus", "test/car"], 2),
+    ],
+)
+def test_a_folder_train_among_classes_is_one(tmp_path, ending, folders, classes, restores):
+    for seed, (folder, number) in enumerate((folder, number) for folder in folders for number in range(8)):
+        write_example(tmp_path / folder / f"{number}.{ending}", seed)
+    survey = look_at(str(tmp_path), restores=restores)
+    assert (survey.count, len(survey.classes)) == (8 * classes, classes)
+    assert ("train" in survey.classes) == (classes > 2) and survey.eval["split"] == "validation"
+    assert len(open_source(DataSource(**survey.eval))) < survey.count
+
+
+def write_pair(folder: Path, names: tuple[str, str], files: tuple[str, str], noise: float) -> None:
+    for seed in range(1, 5):
+        clean = np.kron(np.random.default_rng(seed).integers(0, 255, (4, 4)), np.ones((8, 8)))
+        other = np.random.default_rng(seed + 9).integers(0, 255, (32, 32))
+        for name, file, held in zip(names, files, ((1 - noise) * clean + noise * other, clean), strict=True):
+            (place := folder / name / file.format(seed)).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(held.astype(np.uint8)).save(place)
+
+
+@pytest.mark.parametrize(
+    ("names", "files", "noise", "told"),
+    [
+        (("hazy", "clear"), ("{}_0_0.8.png", "{}.png"), 0.1, "equal names"),
+        (("LR", "HR"), ("000{}x2.png", "000{}.png"), 1.0, "equal names"),
+        (("degraded", "original"), ("{}.jpg", "{}.png"), 0.1, "--pairs degraded,original"),
+        (("rainy_image", "ground_truth"), ("{}_3.png", "{}.png"), 0.1, "--pairs ground_truth,rainy_image"),
+        (("HR", "LR_bicubic/X2"), ("000{}.png", "000{}x2.png"), 0.1, "--pairs HR,LR_bicubic"),
+        # Classes, whose files may be numbered alike.
+        (("cat", "dog"), ("{}.png", "{}.png"), 1.0, None),
+        (("cat", "dog"), ("cat_a{}.png", "dog{}.png"), 0.1, ""),
+        (("low", "high"), ("{}.png", "{}.png"), 0.1, ""),
+    ],
+)
+def test_pairs_of_unknown_folders_are_refused_by_their_pictures_and_told_by_their_names(
+    tmp_path, names, files, noise, told
+):
+    write_pair(tmp_path, names, files, noise)
+    if told:
+        with refused(DataError, told):
+            look_at(str(tmp_path))
+    else:
+        assert ("WARNING: cat/ and dog/" in "; ".join(look_at(str(tmp_path)).notes)) == (told is None)
+    if names[0] == "degraded":
+        assert look_at(str(tmp_path), Hints(pairs=names)).kind == "pairs"
+    assert look_at(str(tmp_path), restores=False).kind in ("pictures", "pairs")

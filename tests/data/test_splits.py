@@ -28,6 +28,8 @@ from tests.kit.pictures import encode, noise
 from tests.kit.refusals import refused
 from tests.training.tiny import TinyTask, evaluated, make_arguments, run
 
+from .odd_data import series_of, texts_of, write_table
+
 RNG = np.random.default_rng(0)
 
 
@@ -203,6 +205,28 @@ ONE = [["train"] * 20, ["a", "b"] * 10, [0, 1] * 10, [["test"]] * 20]
 )
 def test_a_column_of_other_things_or_of_one_split_decides_nothing(name, cells):
     assert read_splits(datasets.Dataset.from_dict({name: cells})) is None
+
+
+@pytest.mark.parametrize(
+    ("cells", "tests"),
+    [
+        (["train"] * 20 + ["test"] * 4, 4),
+        (["Training"] * 18 + ["VAL"] * 2 + ["Testing"] * 4, 4),
+        # Classes, and words of which none is train.
+        (["car", "bus", "train"] * 8, 0),
+        (["train"] * 24, 0),
+        (["test", "dev"] * 12, 0),
+    ],
+)
+@pytest.mark.parametrize("name", ["dataset", "phase", "type", "fold", "Usage"])
+@pytest.mark.parametrize("make", [texts_of, series_of])
+def test_a_column_of_words_for_splits_alone_is_one_whatever_its_name(tmp_path, make, name, cells, tests):
+    survey = look_at(write_table(tmp_path / "a.csv", {**make("x", "ab"), name: cells}), Hints(label="label"))
+    assert survey.count == 24 - tests and ("split test" in "; ".join(survey.left_out)) == bool(tests)
+    if tests:
+        assert len(open_source(DataSource(**{**survey.eval, "split": "test"}))) == tests
+        with refused(DataError, name, "row 24", "leave out"):
+            look_at(write_table(tmp_path / "a.csv", {**make("x", "ab"), name: [*cells[:-1], None]}))
 
 
 @pytest.mark.parametrize("split", ["test", "validation", "test[:50%]"])
