@@ -14,7 +14,7 @@ import pandas as pd
 from ..errors import DataError
 from ..terminal import count_of
 from .about import Part, find_part, find_table
-from .cells import MISSING, are_values, check_classes, class_name, is_number
+from .cells import MISSING, are_values, check_classes, class_name, find_amount, is_number
 from .files import list_files
 from .opening import SourceError, open_source
 from .roles import Hints, Roles, find_roles, is_prose, may_rise
@@ -179,6 +179,9 @@ def _doubt_words(survey: Survey, labels: list[Any]) -> None:
 def refuse_free_texts(path: str, about: str, labels: list[Any], hints: Hints) -> None:
     """Refuses labels that are no classes, unless the user says so: each differs, or they are texts, seldom alike."""
     given = [label for label in labels if class_name(label) is not None]
+    if hints.values is not False and (amount := find_amount(given)) is not None:
+        told = "is no number, where others are or hold some: write numbers alone, in one unit, and empty cells without"
+        raise DataError(f"{path}: {about}; the label {amount!r:.60} {told} one; --classes takes each as a class.")
     kinds = {*map(class_name, given)}
     is_free = hints.label is None and len(kinds) > max(2, 0.5 * len(given))
     is_free = is_free and is_prose(pd.Series(given, dtype=object))
@@ -367,6 +370,7 @@ def _measure(kept: dict[str, Any], data: Any, columns: list[str], hints: Hints, 
     survey.lengths = [length for length in survey.lengths if length]
     channels, steps = survey.channels or len(columns), "step" if max(survey.lengths) == 1 else "steps"
     told = f" and {channels} channels" if channels > 1 else ""
+    _tell_marks(survey, data)
     survey.about += f" of {span(survey.lengths, ',')} {steps}{told}{how}"
     return survey
 
@@ -425,21 +429,36 @@ def _sentence(parts: list[str]) -> str:
 
 
 def _tell_values(survey: Survey, frame: pd.DataFrame, inputs: list[str]) -> None:
-    """Notes on numbers that may mean none, cells without one, and columns that never change."""
-    for name in inputs:
-        if (mark := _find_mark(frame[name])) is not None:
-            survey.notes.append(f"WARNING: {mark:g} in {name} is read as a number: empty the cells if it means none")
+    """Notes on cells without a number, and columns that never change."""
     if told := [f"{name} {count}" for name in inputs if (count := int(frame[name].isna().sum()))]:
         survey.notes.append(f"missing values by a mask: {shorten(told)}")
     if still := [name for name in inputs if frame[name].nunique() < 2 and len(frame) > 1]:
         survey.notes.append(f"{shorten(still)} never changes")
 
 
-def _find_mark(values: "pd.Series[Any]") -> float | None:
-    """A number such as -999 that several cells have, far from all others, as programs write what is missing."""
-    given = np.unique(values.dropna().to_numpy(dtype=np.float64))
-    for mark, rest in ((given[0], given[1:]), (given[-1], given[:-1])) if len(given) > 2 else ():
-        far = np.abs(rest - mark).min() > 3 * (rest.max() - rest.min())
-        if far and re.fullmatch(r"-?9{2,}|-?8{2,}", f"{mark:.0f}") and (values == mark).sum() > 1:
-            return float(mark)
+def _tell_marks(survey: Survey, data: Any) -> None:
+    """Warns of numbers that may mean none, in each channel and in values to be told."""
+    raw, width = data.with_format("arrow").select_columns([*survey.columns, "label"])[:], survey.channels or 1
+    marks = {"label": _find_mark(raw["label"].to_numpy(), 1)} if survey.values else {}
+    for name in survey.columns:
+        cells = raw[name].combine_chunks()
+        while hasattr(cells.type, "value_field"):
+            cells = cells.flatten()
+        numbers = cells.to_numpy(zero_copy_only=False)
+        found = (_find_mark(numbers[channel::width], 2) for channel in range(width))
+        marks[name] = next((mark for mark in found if mark is not None), None)
+    for name, mark in marks.items():
+        if mark is not None:
+            survey.notes.append(f"WARNING: {mark:g} in {name} is read as a number: empty the cells if it means none")
+
+
+def _find_mark(values: np.ndarray, least: int) -> float | None:
+    """A number such as -999 that so many cells have, far from all others, as programs write what is missing."""
+    for mark in (np.fmin.reduce(values), np.fmax.reduce(values)) if len(values) else ():
+        if re.fullmatch(r"-?9{2,}|-?8{2,}", f"{mark:.0f}"):
+            rest = values[(values != mark) & ~np.isnan(values)].astype(np.float64)
+            varies = rest.size and rest.min() < rest.max()
+            far = varies and np.abs(rest - mark).min() > 3 * (rest.max() - rest.min())
+            if far and (values == mark).sum() >= least:
+                return float(mark)
     return None

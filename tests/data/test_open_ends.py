@@ -405,3 +405,66 @@ def test_texts_and_names_that_are_no_classes_are_refused(tmp_path, names, labels
 def test_classes_of_several_words_and_many_small_ones_are_classes(tmp_path, labels):
     place = write(tmp_path / "a.jsonl", rows_of(text=say("this"), label=labels))
     assert look_at(place).classes == sorted({*labels})
+
+
+TENTHS = [f"{n}.{n % 7}" for n in range(24)]
+AMOUNTS = {
+    "units": [f"{cell} mg/dl" for cell in TENTHS],
+    "signs": [f"{cell}%" for cell in TENTHS],
+    "money": [f"$ {n * n + 7}" for n in range(24)],
+    "commas": [f"{cell.replace('.', ',')} µg/m3" for cell in TENTHS],
+    "a limit": ["<5", *TENTHS[1:]],
+    "a word": [*TENTHS[:20], "bad", *TENTHS[21:]],
+    "a unit": [*TENTHS[:9], "9 kg", *TENTHS[10:]],
+    "repeated": [f"8.{n % 9}%" for n in range(24)],
+}
+
+
+@pytest.mark.parametrize("make", [texts_of, series_of])
+@pytest.mark.parametrize("labels", AMOUNTS.values(), ids=AMOUNTS)
+def test_numbers_with_units_and_cells_that_spoil_values_are_no_classes(tmp_path, make, labels):
+    place = write_table(tmp_path / "a.csv", {**make("train", "ab"), "label": labels})
+    with refused(DataError, "is no number", "--classes"):
+        look_at(place)
+    assert len(look_at(place, Hints(values=False)).classes) == len({*labels})
+
+
+NAMES = {
+    "doses": ["0.5 mg", "1.5 mg", "3 mg"], "stars": ["1 star", "2 stars", "3 stars"], "ages": ["18-25", "<18", ">25"],
+    "shares": ["5%", "10%", "20%", "50%"], "codes": ["01", "02", "17", "X1"], "rows": ["1A", "1B", "2A", "2B"],
+    "sizes": ["640x480", "1280x720"], "limits": ["<5", ">5"], "decades": ["1980s", "1990s"], "places": ["1st", "2nd"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [texts_of, series_of])
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+def test_classes_with_numbers_in_their_names_are_classes(tmp_path, make, names):
+    labels = (names * 24)[:24]
+    assert look_at(write_table(tmp_path / "a.csv", {**make("train", "ab"), "label": labels})).classes == sorted(names)
+
+
+@pytest.mark.parametrize("mark", [-999, -9999, 9999])
+@pytest.mark.parametrize("form", ["wide", "panel", "lists", "arrays", "files", "label", "classes"])
+def test_numbers_that_may_mean_none_are_told(tmp_path, mark, form):
+    values = np.random.default_rng(0).normal(size=(24, 10, 2)).round(3)
+    # Of two channels whose numbers differ, that one which has the mark.
+    values[..., 1] *= 1e5
+    values[::5, 3, 0] = mark if form not in ("label", "classes") else 0
+    wide, place = pd.DataFrame(values[..., 0], columns=[f"t{n}" for n in range(10)]), tmp_path / "a.csv"
+    scores = [n % 5 + 0.5 for n in range(23)] + [mark]
+    if form in ("wide", "label", "classes"):
+        write_table(place, wide.assign(label={"label": scores, "wide": CLASSES, "classes": CLASSES}[form]))
+    elif form == "panel":
+        steps = {"series": np.repeat(range(24), 10), "time": [*range(10)] * 24, "y": values[..., 0].ravel()}
+        write_table(place, {**steps, "label": np.repeat(CLASSES, 10)})
+    elif form == "lists":
+        place = write(tmp_path / "a.jsonl", rows_of(x=values[..., 0].tolist(), label=CLASSES))
+    elif form == "arrays":
+        np.savez(place := tmp_path / "a.npz", X=values, y=np.arange(24) % 2)
+    else:
+        place = tmp_path / "files"
+        for n, label in enumerate(CLASSES):
+            (place / label).mkdir(parents=True, exist_ok=True)
+            pd.DataFrame(values[n], columns=["x", "y"]).to_csv(place / label / f"{n}.csv", index=False)
+    told = [note for note in look_at(str(place)).notes if note.startswith(f"WARNING: {mark} in ")]
+    assert len(told) == (form != "classes")
