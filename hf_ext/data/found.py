@@ -17,7 +17,7 @@ from .about import Part, find_part, find_table
 from .cells import MISSING, are_values, check_classes, class_name, find_amount, is_number
 from .files import list_files
 from .opening import SourceError, open_source
-from .roles import Hints, Roles, find_roles, is_prose, may_rise
+from .roles import GROUPS, Hints, Roles, find_roles, is_prose, may_rise
 from .sequence_files import ARRAY_COLUMN, ARRAYS, TS, UNLABELLED, holds_lists, is_sequence, read_file
 from .source import DataSource
 from .splits import compare_splits, find_usable, read_labels, read_splits, set_tests_apart, slice_split, split_examples
@@ -29,6 +29,8 @@ _KEPT, _MOST_KEPT = 0.1, 1000
 CLASSES = 0.2
 # Words that programs write where a class is missing.
 _MISSING = {"nan", "NaN", "-nan", "NA", "N/A", "n/a", "<NA>", "#N/A", "null", "NULL", "None"}
+# A name that ends in a number, as fold1 and patient_02.
+_NUMBERED = re.compile(r"(.*?[^\W\d_])[\W_]*\d+")
 _LABELS = ("label", "labels", "y", "class", "classes", "target", "targets")
 
 
@@ -151,6 +153,9 @@ def _compare_labels(learned: Any, measured: Any) -> list[str]:
         steps = ([*chain(*filter(None, part.with_format(None)["label"]))] for part in (learned, measured))
         return compare_classes(*([] if are_values(labels) else labels for labels in steps))
     named = kind.names if isinstance(kind, datasets.ClassLabel) else []
+    # Few whole numbers would be classes, of which all together are values.
+    if not named and are_values([*learned.with_format(None)["label"], *held]):
+        return []
     return compare_classes(read_labels(learned), [*read_labels(measured), *named])
 
 
@@ -168,10 +173,15 @@ def tell_unlabelled(survey: Survey, labels: list[Any]) -> None:
 
 
 def _doubt_words(survey: Survey, labels: list[Any]) -> None:
-    """Warns of classes whose names may say that there is no class."""
+    """Warns of classes whose names may say that there is no class, or a group."""
     names = {label for label in labels if isinstance(label, str)}
     # Beside numbers, none and - say so more often than beside names.
     beside = {name for name in names if name.lower() in MISSING} if any(map(is_number, names)) else set()
+    # Such as the ten folds of UrbanSound8K. Speakers may be classes.
+    called = sorted(names | {*survey.classes})
+    if len(called) > 1 and all((of := _NUMBERED.fullmatch(name)) and GROUPS.fullmatch(of[1]) for name in called):
+        told = "as groups, not as classes: if they are some, name the classes by --label NAME, or add a metadata.csv"
+        survey.notes.append(f"WARNING: {shorten(called)} are named {told} with file_name and label")
     if words := sorted(_MISSING & names | beside):
         survey.notes.append(f"WARNING: {shorten(words)} is read as a class: empty the cells if it means none")
 

@@ -191,6 +191,10 @@ def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
         train |= rename(labels[0])
         data = data.rename_columns({labels[0]: "label"})
     features = data.features
+    inner = {name: getattr(kind, "feature", None) for name, kind in features.items() if len(data) == 1}
+    if nested := [name for name, kind in inner.items() if isinstance(kind, dict) and len(data[0][name] or ()) > 1]:
+        told = f"one example, whose {nested[0]!r} is a list of {len(data[0][nested[0]]):,}: save this list alone."
+        raise DataError(f"{path} holds {told}")
     pictures = [name for name, kind in features.items() if isinstance(kind, datasets.Image) and kind.decode]
     sounds = [name for name, kind in features.items() if isinstance(kind, datasets.Image | datasets.Audio)]
     texts = [name for name, kind in features.items() if isinstance(kind, datasets.Value) and "string" in kind.dtype]

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import shutil
 import tarfile
 from itertools import chain
@@ -468,3 +469,50 @@ def test_numbers_that_may_mean_none_are_told(tmp_path, mark, form):
             pd.DataFrame(values[n], columns=["x", "y"]).to_csv(place / label / f"{n}.csv", index=False)
     told = [note for note in look_at(str(place)).notes if note.startswith(f"WARNING: {mark} in ")]
     assert len(told) == (form != "classes")
+
+
+@pytest.mark.parametrize("name", ["patient", "subject_id", "user", "case", "Customer No"])
+def test_a_group_beside_steps_has_a_name_that_keeps_it(tmp_path, name):
+    steps = {f"t{n}": np.random.default_rng(n).normal(size=24) for n in range(10)}
+    columns = {name: [f"p{n % 6}" for n in range(24)], **steps, "label": CLASSES}
+    with refused(DataError, code := f"{name.partition('_')[0].partition(' ')[0]}_code"):
+        look_at(write_table(tmp_path / "a.csv", columns))
+    columns[code] = columns.pop(name)
+    survey = look_at(write_table(tmp_path / "a.csv", columns))
+    assert f"examples of one {code} stay together" in survey.notes and survey.lengths == [10] * 24
+
+
+@pytest.mark.parametrize(
+    "names", [[f"fold{n}" for n in range(1, 9)], ["patient_1", "patient_2"], ["Session 1", "Session 2"]]
+)
+@pytest.mark.parametrize("kind", ["pictures", "files", "column"])
+def test_classes_that_are_named_as_groups_are_doubted(tmp_path, names, kind):
+    if kind == "pictures":
+        write_pictures(tmp_path, names, 6)
+    for n, name in enumerate(names * 6 if kind == "files" else ()):
+        (tmp_path / name).mkdir(exist_ok=True)
+        np.save(tmp_path / name / f"{n}.npy", LISTS[n % 24])
+    if kind == "column":
+        write_table(tmp_path / "a.csv", {"text": say("this"), "label": (names * 24)[:24]})
+    notes = look_at(str(tmp_path)).notes
+    assert [names[0] in note for note in notes if "as groups" in note] == [True]
+
+
+def test_shards_whose_columns_have_another_order_are_read(tmp_path):
+    write_table(tmp_path / "1.csv", texts_of("this", "ab"))
+    columns = texts_of("that", "ab")
+    write_table(tmp_path / "2.csv", {name: columns[name] for name in reversed(columns)})
+    data = open_source(DataSource(str(tmp_path)))
+    assert len(data) == 48 and {*data["label"]} == {"a", "b"}
+
+
+def test_rows_in_a_key_of_json_are_refused(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"version": "1.0", "data": rows_of(text=say("this"), label=CLASSES)}))
+    with refused(DataError, "'data'", "24", "save this list alone"):
+        look_at(str(tmp_path / "a.json"))
+
+
+def test_few_whole_numbers_that_measure_are_values_as_all_are(tmp_path):
+    place = write_table(tmp_path / "a.csv", {**series_of("train", "ab"), "label": [n * n + 18 for n in range(24)]})
+    survey = look_at(place)
+    assert survey.values and not [note for note in survey.notes if note.startswith("WARNING")]
