@@ -154,7 +154,7 @@ def _compare_labels(learned: Any, measured: Any) -> list[str]:
         return compare_classes(*([] if are_values(labels) else labels for labels in steps))
     named = kind.names if isinstance(kind, datasets.ClassLabel) else []
     # Few whole numbers would be classes, of which all together are values.
-    if not named and are_values([*learned.with_format(None)["label"], *held]):
+    if isinstance(kind, datasets.Value) and are_values([*learned.with_format(None)["label"], *held]):
         return []
     return compare_classes(read_labels(learned), [*read_labels(measured), *named])
 
