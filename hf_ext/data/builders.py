@@ -138,6 +138,8 @@ def _to_arrow(frame: pd.DataFrame) -> pa.Table:
 
 
 def _fit(table: pa.Table, name: str, first: str, schema: pa.Schema) -> pa.Table:
+    if sorted(table.column_names) == sorted(schema.names):
+        table = table.select(schema.names)
     if table.column_names != schema.names:
         ours, others = (f"{', '.join(names):.200}" for names in (table.column_names, schema.names))
         raise DataError(f"{name} has the columns {ours}; {first} has {others}: use the same columns in all files.")

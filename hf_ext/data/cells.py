@@ -29,10 +29,14 @@ _NUMBERS = {8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 # Writings that pandas does not know, or takes for others: Jan-24 for the 24th of January.
 _FORMATS = ((r"\d{4}-\d{3}", "%Y-%j"), (r"[A-Za-z]{3}-\d\d", "%b-%y"), (r"[A-Za-z]{4,}-\d\d", "%B-%y"))
 _STAMPS = re.compile(r"\d{4}-\d\d-\d\d[-_ ]\d\d[.-]\d\d[.-]\d\d|\d{8}[-_ T]\d{6}")
+# A number with a sign or a unit, as 8.1 %, $5, <5 and 3 mg/dl, but not 18-25, 12:30 or 1/2.
+_AMOUNT = re.compile(r"[-+(<>~≤≥±−\s]*([$€£¥]?)\s*(\d[\d.,]*|[.,]\d+)\s*([^-\d\s.,()/:+_–][^.,()]{0,11})?\)?")
 # What pandas raises at cells that are no times.
 _NO_TIME = (ValueError, TypeError, OverflowError, AttributeError)
 # More different whole numbers than these are values.
 _MOST_CLASSES = 20
+# As many numbers with a unit, or fewer, may be classes.
+_FEW = 8
 
 
 def is_number(value: Any) -> bool:
@@ -237,6 +241,23 @@ def are_values(labels: list[Any], wanted: bool | None = None) -> bool:
     # Classes count up from 0 or 1 without a gap, or are few.
     counted = min(numbers) in (0, 1) and max(numbers) - min(numbers) + 1 == len(numbers)
     return any(value % 1 for value in numbers) or (len(numbers) > _MOST_CLASSES and not counted)
+
+
+def find_amount(labels: list[Any]) -> str | None:
+    """A label that is no number where most are some, or hold one with the same unit, and are values by these."""
+    names = {label.strip() for label in labels if isinstance(label, str)}
+    cells = sorted(name for name in names if name and name.lower() not in MISSING)
+    odd = [cell for cell in cells if to_numbers([cell], decimal=True)[0] is None]
+    if not odd or any(re.match(r"0\d", cell) for cell in cells):
+        return None
+    found = [part for part in map(_AMOUNT.fullmatch, cells) if part is not None]
+    units = {(part[1], part[3]) for part in map(_AMOUNT.fullmatch, odd) if part is not None}
+    if len(found) < 0.8 * len(cells) or (len(units) > 1 and len(odd) >= 0.2 * len(cells)):
+        return None
+    numbers = to_numbers([part[2] for part in found], decimal=True)[0]
+    # Few may be classes: 0.5 mg, 1 mg.
+    is_value = numbers is not None and len({*numbers}) > _FEW and are_values([*map(float, numbers)])
+    return odd[0] if is_value else None
 
 
 def check_classes(path: str, labels: list[Any], wanted: bool | None = None) -> list[str]:

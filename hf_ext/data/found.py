@@ -14,10 +14,10 @@ import pandas as pd
 from ..errors import DataError
 from ..terminal import count_of
 from .about import Part, find_part, find_table
-from .cells import MISSING, are_values, check_classes, class_name, is_number
+from .cells import MISSING, are_values, check_classes, class_name, find_amount, is_number
 from .files import list_files
 from .opening import SourceError, open_source
-from .roles import Hints, Roles, find_roles, is_prose, may_rise
+from .roles import GROUPS, Hints, Roles, find_roles, is_prose, may_rise
 from .sequence_files import ARRAY_COLUMN, ARRAYS, TS, UNLABELLED, holds_lists, is_sequence, read_file
 from .source import DataSource
 from .splits import compare_splits, find_usable, read_labels, read_splits, set_tests_apart, slice_split, split_examples
@@ -29,6 +29,8 @@ _KEPT, _MOST_KEPT = 0.1, 1000
 CLASSES = 0.2
 # Words that programs write where a class is missing.
 _MISSING = {"nan", "NaN", "-nan", "NA", "N/A", "n/a", "<NA>", "#N/A", "null", "NULL", "None"}
+# A name that ends in a number, as fold1 and patient_02.
+_NUMBERED = re.compile(r"(.*?[^\W\d_])[\W_]*\d+")
 _LABELS = ("label", "labels", "y", "class", "classes", "target", "targets")
 
 
@@ -151,6 +153,9 @@ def _compare_labels(learned: Any, measured: Any) -> list[str]:
         steps = ([*chain(*filter(None, part.with_format(None)["label"]))] for part in (learned, measured))
         return compare_classes(*([] if are_values(labels) else labels for labels in steps))
     named = kind.names if isinstance(kind, datasets.ClassLabel) else []
+    # Few whole numbers would be classes, of which all together are values.
+    if isinstance(kind, datasets.Value) and are_values([*learned.with_format(None)["label"], *held]):
+        return []
     return compare_classes(read_labels(learned), [*read_labels(measured), *named])
 
 
@@ -168,10 +173,15 @@ def tell_unlabelled(survey: Survey, labels: list[Any]) -> None:
 
 
 def _doubt_words(survey: Survey, labels: list[Any]) -> None:
-    """Warns of classes whose names may say that there is no class."""
+    """Warns of classes whose names may say that there is no class, or a group."""
     names = {label for label in labels if isinstance(label, str)}
     # Beside numbers, none and - say so more often than beside names.
     beside = {name for name in names if name.lower() in MISSING} if any(map(is_number, names)) else set()
+    # Such as the ten folds of UrbanSound8K. Speakers may be classes.
+    called = sorted(names | {*survey.classes})
+    if len(called) > 1 and all((of := _NUMBERED.fullmatch(name)) and GROUPS.fullmatch(of[1]) for name in called):
+        told = "as groups, not as classes: if they are some, name the classes by --label NAME, or add a metadata.csv"
+        survey.notes.append(f"WARNING: {shorten(called)} are named {told} with file_name and label")
     if words := sorted(_MISSING & names | beside):
         survey.notes.append(f"WARNING: {shorten(words)} is read as a class: empty the cells if it means none")
 
@@ -179,6 +189,9 @@ def _doubt_words(survey: Survey, labels: list[Any]) -> None:
 def refuse_free_texts(path: str, about: str, labels: list[Any], hints: Hints) -> None:
     """Refuses labels that are no classes, unless the user says so: each differs, or they are texts, seldom alike."""
     given = [label for label in labels if class_name(label) is not None]
+    if hints.values is not False and (amount := find_amount(given)) is not None:
+        told = "is no number, where others are or hold some: write numbers alone, in one unit, and empty cells without"
+        raise DataError(f"{path}: {about}; the label {amount!r:.60} {told} one; --classes takes each as a class.")
     kinds = {*map(class_name, given)}
     is_free = hints.label is None and len(kinds) > max(2, 0.5 * len(given))
     is_free = is_free and is_prose(pd.Series(given, dtype=object))
@@ -367,6 +380,7 @@ def _measure(kept: dict[str, Any], data: Any, columns: list[str], hints: Hints, 
     survey.lengths = [length for length in survey.lengths if length]
     channels, steps = survey.channels or len(columns), "step" if max(survey.lengths) == 1 else "steps"
     told = f" and {channels} channels" if channels > 1 else ""
+    _tell_marks(survey, data)
     survey.about += f" of {span(survey.lengths, ',')} {steps}{told}{how}"
     return survey
 
@@ -425,21 +439,36 @@ def _sentence(parts: list[str]) -> str:
 
 
 def _tell_values(survey: Survey, frame: pd.DataFrame, inputs: list[str]) -> None:
-    """Notes on numbers that may mean none, cells without one, and columns that never change."""
-    for name in inputs:
-        if (mark := _find_mark(frame[name])) is not None:
-            survey.notes.append(f"WARNING: {mark:g} in {name} is read as a number: empty the cells if it means none")
+    """Notes on cells without a number, and columns that never change."""
     if told := [f"{name} {count}" for name in inputs if (count := int(frame[name].isna().sum()))]:
         survey.notes.append(f"missing values by a mask: {shorten(told)}")
     if still := [name for name in inputs if frame[name].nunique() < 2 and len(frame) > 1]:
         survey.notes.append(f"{shorten(still)} never changes")
 
 
-def _find_mark(values: "pd.Series[Any]") -> float | None:
-    """A number such as -999 that several cells have, far from all others, as programs write what is missing."""
-    given = np.unique(values.dropna().to_numpy(dtype=np.float64))
-    for mark, rest in ((given[0], given[1:]), (given[-1], given[:-1])) if len(given) > 2 else ():
-        far = np.abs(rest - mark).min() > 3 * (rest.max() - rest.min())
-        if far and re.fullmatch(r"-?9{2,}|-?8{2,}", f"{mark:.0f}") and (values == mark).sum() > 1:
-            return float(mark)
+def _tell_marks(survey: Survey, data: Any) -> None:
+    """Warns of numbers that may mean none, in each channel and in values to be told."""
+    raw, width = data.with_format("arrow").select_columns([*survey.columns, "label"])[:], survey.channels or 1
+    marks = {"label": _find_mark(raw["label"].to_numpy(), 1)} if survey.values else {}
+    for name in survey.columns:
+        cells = raw[name].combine_chunks()
+        while hasattr(cells.type, "value_field"):
+            cells = cells.flatten()
+        numbers = cells.to_numpy(zero_copy_only=False)
+        found = (_find_mark(numbers[channel::width], 2) for channel in range(width))
+        marks[name] = next((mark for mark in found if mark is not None), None)
+    for name, mark in marks.items():
+        if mark is not None:
+            survey.notes.append(f"WARNING: {mark:g} in {name} is read as a number: empty the cells if it means none")
+
+
+def _find_mark(values: np.ndarray, least: int) -> float | None:
+    """A number such as -999 that so many cells have, far from all others, as programs write what is missing."""
+    for mark in (np.fmin.reduce(values), np.fmax.reduce(values)) if len(values) else ():
+        if re.fullmatch(r"-?9{2,}|-?8{2,}", f"{mark:.0f}"):
+            rest = values[(values != mark) & ~np.isnan(values)].astype(np.float64)
+            varies = rest.size and rest.min() < rest.max()
+            far = varies and np.abs(rest - mark).min() > 3 * (rest.max() - rest.min())
+            if far and (values == mark).sum() >= least:
+                return float(mark)
     return None

@@ -265,6 +265,8 @@ def _find_wide(table: Table, names: list[str], label: str | None, hints: Hints) 
         if counted and not steps:
             ends += " are not in the order of their numbers, and"
             fix = "sort them, or number them by their order"
+        if series and (group := GROUPS.fullmatch(series)) is not None:
+            fix = f"rename {series} to {group[1]}_code, whose rows stay together, {fix}"
         told = f"may be channels, or the steps of a series in each row: say {beside} if a row is a step. If it is a "
         raise DataError(f"{ends} {told}series, {fix}")
     left_out = {name: "no step" if name in names else "texts" for name in rest}

@@ -85,8 +85,8 @@ def split_examples(data: datasets.Dataset, share: float, seed: int) -> tuple[np.
     if (kinds := read_splits(data)) is not None and "validation" in kinds:
         return kinds == "validation", ["the examples that a column calls validation measure"]
     labels, keys = read_labels(data), hash_inputs(data)
-    units, told = _find_units(data, labels, keys)
-    return _draw_units(data, labels, keys, units, share, seed), told
+    units, told, grouped = _find_units(data, labels, keys)
+    return _draw_units(_Units(data, keys, units, grouped, seed), share), told
 
 
 def read_splits(data: datasets.Dataset) -> np.ndarray | None:
@@ -139,16 +139,17 @@ def set_tests_apart(data: datasets.Dataset) -> tuple[datasets.Dataset, datasets.
     return (data.select(np.flatnonzero(~tests)) if tests.any() else data), data.select(np.flatnonzero(tests))
 
 
-def _find_units(data: datasets.Dataset, labels: list[Any], keys: list[Keys]) -> tuple[list[int], list[str]]:
-    """The number of the unit of each example, all of whose examples are on one side; and what that keeps or cannot."""
+def _find_units(data: datasets.Dataset, labels: list[Any], keys: list[Keys]) -> tuple[list[int], list[str], bool]:
+    """The number of the unit of each example, all of whose examples are on one side; what that keeps or cannot; and
+    whether units are groups."""
     for groups in find_groups(data, labels):
         units = join_units(keys, groups.of)
         # What may be no group must leave something to split.
         if groups.named or 2 * max(Counter(units).values()) <= len(units):
-            return units, [f"{groups.told} stay together"]
+            return units, [f"{groups.told} stay together"], True
     lost = [groups for groups in name_groups(data) if len({*groups.of}) < len(groups.of)]
     told = [f"{groups.told} may be on both sides, as each class has one alone" for groups in lost]
-    return join_units(keys, list(range(len(keys)))), told
+    return join_units(keys, list(range(len(keys)))), told, False
 
 
 def compare_splits(learned: datasets.Dataset, measured: datasets.Dataset) -> list[str]:
@@ -173,41 +174,95 @@ def count_shared(learned: datasets.Dataset, measured: datasets.Dataset) -> int:
     return sum(not known.isdisjoint(keys) for keys in hash_inputs(measured, learned))
 
 
-def _draw_units(
-    data: datasets.Dataset, labels: list[Any], keys: list[Keys], units: list[int], share: float, seed: int
-) -> np.ndarray:
-    members: dict[int, list[int]] = defaultdict(list)
-    for index, unit in enumerate(units):
-        members[unit].append(index)
-    # A unit of several classes counts for its first one.
-    strata: dict[Any, list[int]] = defaultdict(list)
-    for unit, indices in members.items():
-        strata[labels[indices[0]]].append(unit)
-    chosen, has_broken = np.zeros(len(keys), dtype=bool), _find_broken(data, labels)
+class _Units:
+    """Units of examples by class, in an order that a hash of their content decides, and those that measure."""
 
-    def draw(unit: int) -> bytes:
-        return hashlib.sha256(f"{seed} ".encode() + b"".join(min(keys[index] for index in members[unit]))).digest()
+    def __init__(self, data: datasets.Dataset, keys: list[Keys], units: list[int], mix: bool, seed: int) -> None:
+        labels = read_labels(data)
+        self.has_broken = _find_broken(data, labels)
+        self.members: dict[int, list[int]] = defaultdict(list)
+        for index, unit in enumerate(units):
+            self.members[unit].append(index)
+        # A group counts for each of its classes, in which a gap is none; equal examples count for their first one.
+        groups = self.members.items() if mix else ()
+        known = {unit: Counter(label for row in rows if (label := labels[row]) is not None) for unit, rows in groups}
+        self.mixed = any(len(counts) > 1 for counts in known.values())
+        self.labels, self.known = labels, known if self.mixed else {}
 
-    orders = [sorted(found, key=draw) for found in strata.values()]
+        def draw(unit: int) -> bytes:
+            first = min(keys[row] for row in self.members[unit])
+            return hashlib.sha256(f"{seed} ".encode() + b"".join(first)).digest()
+
+        self.places = {unit: place for place, unit in enumerate(sorted(self.members, key=draw))}
+        self.orders: dict[Any, list[int]] = defaultdict(list)
+        for unit in self.places:
+            for label in self.count(unit):
+                self.orders[label].append(unit)
+        self.chosen, self.held = set[int](), Counter[Any]()
+
+    def count(self, unit: int) -> dict[Any, int]:
+        """The number of examples that a unit has of each class."""
+        rows = self.members[unit]
+        return self.known.get(unit) or {self.labels[rows[0]]: len(rows)}
+
+    def take(self, unit: int) -> None:
+        self.chosen.add(unit)
+        self.held.update(self.count(unit))
+
+    def is_free(self, unit: int, alone: bool = False) -> bool:
+        """True if a unit may measure: another of each of its classes stays for the training, and broken files and
+        gaps, which it leaves out and counts; an evaluation would end. `alone` gives classes up that it alone has."""
+        for label in self.count(unit):
+            if alone and len(self.orders[label]) == 1:
+                continue
+            others = (other for other in reversed(self.orders[label]) if other != unit and other not in self.chosen)
+            last = next(others, None)
+            if last is None or (self.places[last] < self.places[unit] and self.has_broken(self.members[last])):
+                return False
+        return unit not in self.chosen and not self.has_broken(self.members[unit])
+
+
+def _draw_units(found: _Units, share: float) -> np.ndarray:
+    sizes, count = {unit: len(rows) for unit, rows in found.members.items()}, sum(map(len, found.members.values()))
+    orders = sorted(found.orders.items(), key=lambda item: (found.places[item[1][0]], str(item[0])))
+    counts = {label: sum(found.count(unit)[label] for unit in order) for label, order in orders}
+
+    def has_room(unit: int, times: int) -> bool:
+        """True if, with half of the unit, no more is held out than so many times the share."""
+        return found.held.total() + sizes[unit] / 2 <= times * share * count
+
     # One of each of more than a hundred small classes would be most of the data: then only some classes measure.
-    least, spare = 1, 0.0
-    if len(orders) > 100 + 2 * share * len(keys):
-        least, orders = 0, sorted(orders, key=lambda order: draw(order[0]))
-    for order in orders:
-        count = sum(len(members[unit]) for unit in order)
-        exact = share * count + spare
-        wanted, taken = min(max(least, round(exact)), count - 1), 0
-        # The last unit stays for the training, and broken files and gaps, which it leaves out and counts; an
-        # evaluation would end.
-        for unit in order[:-1]:
-            if taken < wanted and not has_broken(members[unit]):
-                chosen[members[unit]] = True
-                taken += len(members[unit])
-        spare = 0.0 if least else exact - taken
-    if not chosen.any() and len(members) > 1:
+    least, spare = len(orders) <= 100 + 2 * share * count, 0.0
+    wanted = {label: min(max(1, round(share * own)), own - 1) for label, own in counts.items()}
+    for label, order in orders:
+        exact, before = share * counts[label] + spare, found.held.total()
+        aim = wanted[label] if least else min(round(exact), counts[label] - 1)
+        for unit in order:
+            if (found.held[label] if least else found.held.total() - before) >= aim:
+                break
+            lacks = sum(min(own, max(0, wanted[name] - found.held[name])) for name, own in found.count(unit).items())
+            # Of a group of several classes at least half must be wanted.
+            is_fit = len(found.count(unit)) == 1 or not least or 2 * lacks >= sizes[unit]
+            if is_fit and (not found.mixed or has_room(unit, 2)) and found.is_free(unit):
+                found.take(unit)
+        spare = 0.0 if least else exact - (found.held.total() - before)
+    for label, order in orders if found.mixed and least else ():
+        # A class that none of these has: the smallest.
+        for unit in sorted(order, key=lambda unit: sizes[unit]):
+            if not found.held[label] and has_room(unit, 2) and found.is_free(unit):
+                found.take(unit)
+    if found.mixed and found.held.total() < share * count / 2:
+        # Most groups have a class alone: those with the fewest such classes measure.
+        lone = {unit: sum(len(found.orders[label]) == 1 for label in found.count(unit)) for unit in sizes}
+        for unit in sorted(found.places, key=lambda unit: lone[unit]):
+            if has_room(unit, 1) and found.is_free(unit, alone=True):
+                found.take(unit)
+    if not found.chosen and len(sizes) > 1:
         # Each class has one unit: one of them measures all the same.
-        whole = [unit for unit, indices in members.items() if not has_broken(indices)]
-        chosen[members[min(whole or members, key=draw)]] = True
+        whole = [unit for unit, rows in found.members.items() if not found.has_broken(rows)]
+        found.take(min(whole or sizes, key=lambda unit: (sizes[unit] * found.mixed, found.places[unit])))
+    chosen = np.zeros(count, dtype=bool)
+    chosen[[index for unit in found.chosen for index in found.members[unit]]] = True
     return chosen
 
 
@@ -404,7 +459,8 @@ def _group_by_names(paths: list[Path], labels: list[Any]) -> Groups | None:
     """Groups by the shortest beginnings of file names, with a number, as `patient3` of `patient3_slice7`."""
     words = [re.findall(r"[^\W_]+", path.stem) for path in paths]
     for count in range(1, max(map(len, words), default=0)):
-        groups = [(*of[:count],) if len(of) > count else path for of, path in zip(words, paths, strict=True)]
+        # A name that ends there is the original of those that add a word, such as _flip.
+        groups = [(*of[:count],) if len(of) >= count else path for of, path in zip(words, paths, strict=True)]
         starts = [group for group in groups if isinstance(group, tuple)]
         numbered = sum(any(map(str.isdigit, "".join(group))) for group in starts)
         sizes = Counter(groups)

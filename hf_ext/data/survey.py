@@ -192,10 +192,19 @@ def _refuse_folders_in(archive: Path) -> None:
         raise DataError(f"{archive} holds {held}: unpack it first, and give the folder: {command}.")
 
 
+def _refuse_nested(path: str, data: Any) -> Any:
+    """Refuses one example that holds the examples, as of JSON with a version and data."""
+    inner = {name: getattr(kind, "feature", None) for name, kind in data.features.items() if len(data) == 1}
+    if nested := [name for name, kind in inner.items() if isinstance(kind, dict) and len(data[0][name] or ()) > 1]:
+        told = f"one example, whose {nested[0]!r} is a list of {len(data[0][nested[0]]):,}: save this list alone."
+        raise DataError(f"{path} holds {told}")
+    return data
+
+
 def _look_at_examples(path: str, hints: Hints, restores: bool) -> Survey:
     """Pictures, sounds, texts and lists of numbers, as a training reads them."""
     train = {"path": path, "split": "train", **rename(hints.label)}
-    data = open_source(DataSource(**train))
+    data = _refuse_nested(path, open_source(DataSource(**train)))
     # Names of members and of their tar are no texts.
     data = data.select_columns([name for name in data.column_names if not name.startswith("__")])
     if not len(data):

@@ -148,6 +148,43 @@ def test_given_parts_that_share_examples_or_persons_are_told():
     assert len(told) == 2 and "2 of 12" in told[0] and "speaker" in told[1] and "4 of 12" in told[1]
 
 
+@pytest.mark.parametrize(
+    ("groups", "classes", "largest"), [(12, 6, 40), (40, 6, 30), (5, 3, 45), (12, 2, 30), (100, 4, 25), (20, 60, 45)]
+)
+def test_of_groups_of_several_classes_a_fair_share_measures_in_whatever_order_they_are(groups, classes, largest):
+    draws = np.random.default_rng(groups)
+    rows = {"user": draws.integers(0, groups, 200), "label": [f"c{n}" for n in draws.integers(0, classes, 200)]}
+    data = datasets.Dataset.from_dict({"text": [f"message {n * 7919} of today" for n in range(200)], **rows})
+    found = []
+    for order in (range(200), np.argsort(data["label"]), np.argsort(data["user"])):
+        sides = [hold_out(data.select(order), 0.1, 0, measures=side) for side in (True, False)]
+        assert not {*sides[0]["user"]} & {*sides[1]["user"]} and 10 <= len(sides[0]) <= largest
+        if classes < 10:
+            assert {*sides[1]["label"]} == {*data["label"]} == {*sides[0]["label"]}
+        found.append({*sides[0]["text"]})
+    assert found[0] == found[1] == found[2]
+
+
+COPIES = [("", "_flip", "_rot90"), ("", "_crop1"), ("", "-noise", " (pitch)"), ("", ".2", ".3", ".4")]
+
+
+@pytest.mark.parametrize("name", ["cat{}", "IMG_{:04}", "scan-{}-left", "holiday{}"])
+@pytest.mark.parametrize("copies", COPIES)
+def test_an_original_and_its_copies_stay_together(name, copies):
+    paths = [f"{name.format(n)}{copy}.png" for n in range(24) for copy in copies]
+    groups = [n for n in range(24) for _ in copies]
+    data = with_pictures([*range(len(paths))], paths, ["a" if n < 12 else "b" for n in groups])
+    chosen, told = split_examples(data, 0.1, 0)
+    assert f"files such as {paths[0]} and {paths[1]} stay together" in told
+    require_apart(groups, chosen)
+
+
+@pytest.mark.parametrize("names", [["dawn", "dusk", "noon"], ["sea", "hill", "wood_a", "wood_b"]])
+def test_words_that_begin_few_names_alike_are_no_copies(names):
+    paths = [f"{name}{n}.png" for n in range(24) for name in names]
+    assert split_examples(with_pictures([*range(len(paths))], paths, ["a", "b"] * (len(paths) // 2)), 0.1, 0)[1] == []
+
+
 def test_many_small_classes_give_a_share_and_few_give_one_each():
     for classes, held in ((200, 20), (30, 30)):
         count = range(2 * classes)
