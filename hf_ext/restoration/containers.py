@@ -190,7 +190,7 @@ def read_deep(image: ImageFile.ImageFile, source: Source, page: int) -> np.ndarr
 
 
 def bits_of(image: ImageFile.ImageFile, source: Source) -> int:
-    """How many bits a value has in the file, if more than 8; asked before the picture is loaded."""
+    """Bits of a value in the file, if more than 8; asked before the picture is loaded."""
     bits = 8
     if image.format == "PPM" and image.tile[0].codec_name.startswith("ppm"):
         arguments: Any = image.tile[0].args
