@@ -24,8 +24,10 @@ _OF_THE_FILE = (
     b"XML:com.adobe.xmp\0", b"Raw profile type ", b"tiff:Orientation\0", b"exif:Orientation\0",
 )  # fmt: skip
 # What else is read or written anew, or says when and with how many bits the file before was written.
+# The last line: what macOS, GIMP and ImageMagick add to theirs.
 _SILENT_CHUNKS = {
     b"IHDR", b"PLTE", b"IDAT", b"tRNS", b"iCCP", b"eXIf", b"pHYs", b"acTL", b"fcTL", b"fdAT", b"tIME", b"sBIT",
+    b"iDOT", b"bKGD", b"vpAg", b"orNT",
 }  # fmt: skip
 # Segments of a JPEG, by number and beginning, that are read or written anew, and those that programs add to theirs.
 _SILENT_SEGMENTS = (
