@@ -29,12 +29,12 @@ _SILENT_CHUNKS = {
     b"IHDR", b"PLTE", b"IDAT", b"tRNS", b"iCCP", b"eXIf", b"pHYs", b"acTL", b"fcTL", b"fdAT", b"tIME", b"sBIT",
     b"iDOT", b"bKGD", b"vpAg", b"orNT",
 }  # fmt: skip
-# Segments of a JPEG, by number and beginning, that are read or written anew, and those that programs add to theirs.
-_SILENT_SEGMENTS = (
-    b"APP0", b"APP1Exif\0", b"APP1http://ns.adobe.com/xap/1.0/\0", b"APP2ICC_PROFILE\0", b"APP2MPF\0", b"APP2FPXR\0",
-    b"APP12Ducky", b"APP13Photoshop 3.0\0", b"APP14Adobe", b"COM",
-)  # fmt: skip
-_XMP_EXTENSION = b"http://ns.adobe.com/xmp/extension/\0"
+# Segments of a JPEG with content that is not read, by number and beginning; others are read, or makers' data.
+_LOST_SEGMENTS = {
+    b"APP11": "APP11",
+    b"APP1http://ns.adobe.com/xmp/extension/\0": "XMP extension",
+    b"APP2urn:iso:std:iso:ts:21496": "gain map",
+}
 # A marker of a JPEG that does not stand for a byte among the pixels.
 _MARKER = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
 # What the chunks gAMA and cHRM say of sRGB.
@@ -121,9 +121,10 @@ def lost_of_jpeg(image: ImageFile.ImageFile, source: Source) -> list[str]:
     if not isinstance(image, JpegImagePlugin.JpegImageFile):
         return []
     kinds = {
-        "XMP extension" if name == "APP1" and content.startswith(_XMP_EXTENSION) else name
+        told
         for name, content in image.applist
-        if not (name.encode() + content).startswith(_SILENT_SEGMENTS)
+        for begin, told in _LOST_SEGMENTS.items()
+        if (name.encode() + content).startswith(begin)
     }
     lines = [f"segments of the JPEG were left out: {', '.join(sorted(kinds))}"] if kinds else []
     data, place, behind = read_bytes(source), 2, b""
@@ -133,7 +134,9 @@ def lost_of_jpeg(image: ImageFile.ImageFile, source: Source) -> list[str]:
             behind = data[mark.end() :]
             break
     told = "what lies behind the picture in the JPEG, such as a video or gain map, was left out"
-    return [*lines, *([f"{told}: {len(behind):,} bytes"] if behind.strip(b"\0\r\n \xff") else [])]
+    # Not the numbers that phones of Samsung write there.
+    has_content = b"\xff\xd8\xff" in behind or b"ftyp" in behind
+    return [*lines, *([f"{told}: {len(behind):,} bytes"] if has_content else [])]
 
 
 def jpeg_subsampling(image: ImageFile.ImageFile) -> int:

@@ -392,8 +392,8 @@ def test_parts_of_a_jpeg_that_are_lost_are_told_and_no_longer_announced(part):
     if part == "long XMP":
         name = b"http://ns.adobe.com/xmp/extension/\0"
         extra = b"\xff\xe1" + struct.pack(">H", 2 + len(name)) + name
-    Image.new("RGB", (16, 16)).save(file, "JPEG", xmp=xmp, extra=extra + b"\xff\xeb\0\4JP")
-    behind = b"" if extra else file.getvalue()[:400]
+    Image.new("RGB", (16, 16)).save(file, "JPEG", xmp=xmp, extra=extra + b"\xff\xeb\0\4JP\xff\xed\0\x0aAdobe_CM")
+    behind = b"SEFH" + bytes([1]) * 59 + b"SEFT" if extra else file.getvalue()[:400]
     frames = read_frames(file.getvalue() + behind)
     told = [f"segments of the JPEG were left out: APP11{', XMP extension' if extra else ''}"]
     told += ["what lies behind the picture in the JPEG, such as a video or gain map, was left out: 400 bytes"][
