@@ -5,7 +5,7 @@ import re
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -86,11 +86,14 @@ def has_other_light(chunks: bytes) -> bool:
     # Numbers for the primaries and curve of sRGB; chunks that follow count where those before are not there.
     if b"cICP" in found or b"sRGB" in found:
         return found.get(b"cICP", b"\x01\x0d")[:2] != b"\x01\x0d"
-    # A power of 1 / 2.2 and the places of white, red, green and blue, in units of 1 / 100,000.
-    places = (
-        zip(struct.unpack(">8I", found[b"cHRM"]), _SRGB, strict=True) if len(found.get(b"cHRM", b"")) == 32 else ()
-    )
-    return found.get(b"gAMA", _GAMMA) != _GAMMA or any(abs(place - usual) > 100 for place, usual in places)
+    # A power of 1 / 2.2.
+    places = struct.unpack(">8I", found[b"cHRM"]) if len(found.get(b"cHRM", b"")) == 32 else _SRGB
+    return found.get(b"gAMA", _GAMMA) != _GAMMA or are_other_places(places)
+
+
+def are_other_places(places: Sequence[float], first: int = 0) -> bool:
+    """Tells places of white, red, green and blue, from the first on and in units of 1 / 100,000, that sRGB has not."""
+    return any(abs(place - usual) > 100 for place, usual in zip(places, _SRGB[first:], strict=False))
 
 
 def profile_of(image: ImageFile.ImageFile, source: Source) -> bytes | None:

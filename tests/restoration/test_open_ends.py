@@ -494,7 +494,8 @@ def test_colours_of_a_png_other_than_srgb_are_told(chunks, other):
 
 @pytest.mark.parametrize("layout", ["pixels", "planes", "grey and alpha"])
 def test_tags_of_a_tiff_are_told_whoever_reads_it(tmp_path, layout):
-    geo = [(33550, "d", 3, (1.0, 1.0, 0.0), False), (318, 5, 2, (3127, 10000, 3290, 10000), False)]
+    geo = [(33550, "d", 3, (1.0, 1.0, 0.0), False), (318, 5, 2, (3457, 10000, 3585, 10000), False)]
+    geo.append((319, 5, 6, (64, 100, 33, 100, 3, 10, 6, 10, 15, 100, 6, 100), False))
     shape = {"pixels": (8, 8, 3), "planes": (3, 8, 8), "grey and alpha": (8, 8, 2)}[layout]
     how = {"photometric": "minisblack", "extrasamples": ["unassalpha"]} if shape[-1] == 2 else {"photometric": "rgb"}
     config = "separate" if layout == "planes" else "contig"
@@ -509,6 +510,8 @@ def test_tags_of_a_tiff_are_told_whoever_reads_it(tmp_path, layout):
     )
     lost = " ".join(read_frames(tmp_path / "a.tif").lost)
     assert all(word in lost for word in ("33550 (ModelPixelScale", "318 (WhitePoint", "smaller copy"))
+    # The primaries of sRGB say nothing.
+    assert "319" not in lost
 
 
 @pytest.mark.parametrize("profile", [None, b"CMYK"])
