@@ -111,7 +111,9 @@ def follow_link(path: Path) -> Path:
 def follow_file_link(path: Path) -> Path:
     """The path, or what a link there leads to, be it new; not into the blobs of a cache, which nobody changes."""
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
-    return path if target.parent.name == "blobs" else target
+    # Folders of repositories hold the blobs, or lie beside those that all share.
+    beside = (target.parents[1], *target.parents[1].glob("*--*")) if target.parent.name == "blobs" else ()
+    return path if any(place.name.startswith(_CACHED) for place in beside) else target
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:

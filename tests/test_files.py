@@ -136,16 +136,17 @@ def test_a_file_that_could_not_be_written_leaves_the_earlier_one(tmp_path, kind)
     assert contents(tmp_path) == {"file": b"old"}
 
 
-@pytest.mark.parametrize("target", ["there", "deep/new", "snapshots/blobs/one"])
+@pytest.mark.parametrize("target", ["there", "deep/blobs/new", "models--a--b/blobs/one", "hub/blobs/one"])
 def test_a_link_stays_and_its_file_is_written_unless_it_is_one_of_a_cache(tmp_path, target):
-    (tmp_path / "snapshots" / "blobs").mkdir(parents=True)
-    for name in ("there", "snapshots/blobs/one"):
+    for folder in ("models--a--b/blobs", "hub/blobs", "hub/models--a--b"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("there", "models--a--b/blobs/one", "hub/blobs/one"):
         (tmp_path / name).write_text("old")
     (link := tmp_path / "link").symlink_to(target)
     files.check_places([link])
     files.write_json(link, "new")
     assert files.read_json(link) == "new"
-    if "blobs" in target:
+    if target.endswith("one"):
         assert (tmp_path / target).read_text() == "old"
     else:
         assert os.readlink(link) == target and files.read_json(tmp_path / target) == "new"

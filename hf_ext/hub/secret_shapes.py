@@ -51,7 +51,8 @@ a key of Weights & Biases | wandb_v1_ login | <NAME>wandb_v1_[\w\-]{20,}
 a key of Kaggle | username kgat_ | "key"\s{0,3}:\s{0,3}"[0-9a-f]{32}"|<NAME>KGAT_[A-Za-z0-9]{20,}
 # Clouds.
 a key of AWS | akia asia abia acca absk bedrock-api-key- |
-    <START>(?:(?:A[KS]IA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Za-z0-9])|(?:ABSK|bedrock-api-key-)[A-Za-z0-9+/]{100,})
+    <START>(?:(?:A[KS]IA|ABIA|ACCA(?![ACGTUN]{16}))[A-Z0-9]{16}(?![A-Za-z0-9])
+    |(?:ABSK|bedrock-api-key-)[A-Za-z0-9+/]{100,})
 a secret key of AWS | secret | (?i:secret_?access_?key|["']secret(?=["']))<IS>[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])
 a session token of AWS | session | (?i:session_?token)<IS>[A-Za-z0-9/+]{100,}
 a secret of Google | aiza gocspx- ya29. 1//0 | <START>(?:AIza[\w\-]{35}|(?:GOCSPX-|ya29\.|1//0[\w\-]{10})[\w\-]{20,})

@@ -5,7 +5,7 @@ import re
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -24,15 +24,17 @@ _OF_THE_FILE = (
     b"XML:com.adobe.xmp\0", b"Raw profile type ", b"tiff:Orientation\0", b"exif:Orientation\0",
 )  # fmt: skip
 # What else is read or written anew, or says when and with how many bits the file before was written.
+# The last line: what macOS, GIMP and ImageMagick add to theirs.
 _SILENT_CHUNKS = {
     b"IHDR", b"PLTE", b"IDAT", b"tRNS", b"iCCP", b"eXIf", b"pHYs", b"acTL", b"fcTL", b"fdAT", b"tIME", b"sBIT",
+    b"iDOT", b"bKGD", b"vpAg", b"orNT",
 }  # fmt: skip
-# Segments of a JPEG, by number and beginning, that are read or written anew, and those that programs add to theirs.
-_SILENT_SEGMENTS = (
-    b"APP0", b"APP1Exif\0", b"APP1http://ns.adobe.com/xap/1.0/\0", b"APP2ICC_PROFILE\0", b"APP2MPF\0", b"APP2FPXR\0",
-    b"APP12Ducky", b"APP13Photoshop 3.0\0", b"APP14Adobe", b"COM",
-)  # fmt: skip
-_XMP_EXTENSION = b"http://ns.adobe.com/xmp/extension/\0"
+# Segments of a JPEG with content that is not read, by number and beginning; others are read, or makers' data.
+_LOST_SEGMENTS = {
+    b"APP11": "APP11",
+    b"APP1http://ns.adobe.com/xmp/extension/\0": "XMP extension",
+    b"APP2urn:iso:std:iso:ts:21496": "gain map",
+}
 # A marker of a JPEG that does not stand for a byte among the pixels.
 _MARKER = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
 # What the chunks gAMA and cHRM say of sRGB.
@@ -84,11 +86,14 @@ def has_other_light(chunks: bytes) -> bool:
     # Numbers for the primaries and curve of sRGB; chunks that follow count where those before are not there.
     if b"cICP" in found or b"sRGB" in found:
         return found.get(b"cICP", b"\x01\x0d")[:2] != b"\x01\x0d"
-    # A power of 1 / 2.2 and the places of white, red, green and blue, in units of 1 / 100,000.
-    places = (
-        zip(struct.unpack(">8I", found[b"cHRM"]), _SRGB, strict=True) if len(found.get(b"cHRM", b"")) == 32 else ()
-    )
-    return found.get(b"gAMA", _GAMMA) != _GAMMA or any(abs(place - usual) > 100 for place, usual in places)
+    # A power of 1 / 2.2.
+    places = struct.unpack(">8I", found[b"cHRM"]) if len(found.get(b"cHRM", b"")) == 32 else _SRGB
+    return found.get(b"gAMA", _GAMMA) != _GAMMA or are_other_places(places)
+
+
+def are_other_places(places: Sequence[float], first: int = 0) -> bool:
+    """Tells places of white, red, green and blue, from the first on and in units of 1 / 100,000, that sRGB has not."""
+    return any(abs(place - usual) > 100 for place, usual in zip(places, _SRGB[first:], strict=False))
 
 
 def profile_of(image: ImageFile.ImageFile, source: Source) -> bytes | None:
@@ -119,9 +124,10 @@ def lost_of_jpeg(image: ImageFile.ImageFile, source: Source) -> list[str]:
     if not isinstance(image, JpegImagePlugin.JpegImageFile):
         return []
     kinds = {
-        "XMP extension" if name == "APP1" and content.startswith(_XMP_EXTENSION) else name
+        told
         for name, content in image.applist
-        if not (name.encode() + content).startswith(_SILENT_SEGMENTS)
+        for begin, told in _LOST_SEGMENTS.items()
+        if (name.encode() + content).startswith(begin)
     }
     lines = [f"segments of the JPEG were left out: {', '.join(sorted(kinds))}"] if kinds else []
     data, place, behind = read_bytes(source), 2, b""
@@ -131,7 +137,9 @@ def lost_of_jpeg(image: ImageFile.ImageFile, source: Source) -> list[str]:
             behind = data[mark.end() :]
             break
     told = "what lies behind the picture in the JPEG, such as a video or gain map, was left out"
-    return [*lines, *([f"{told}: {len(behind):,} bytes"] if behind.strip(b"\0\r\n \xff") else [])]
+    # Not the numbers that phones of Samsung write there.
+    has_content = b"\xff\xd8\xff" in behind or b"ftyp" in behind
+    return [*lines, *([f"{told}: {len(behind):,} bytes"] if has_content else [])]
 
 
 def jpeg_subsampling(image: ImageFile.ImageFile) -> int:

@@ -4,12 +4,12 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from numbers import Real
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tifffile
@@ -23,6 +23,7 @@ from ..terminal import log_level
 from . import camera
 from .camera import DECODER_ERRORS, XMP, Frames, Picture, Source, UnreadableError, read_bytes, resolution_of
 from .containers import (
+    are_other_places,
     bits_of,
     coded_colours,
     colour_chunks,
@@ -48,6 +49,8 @@ _ORIENTATION = 274
 _PRIVATE = 32768
 # The curves of the colours, their white and their primaries.
 _LIGHT = {301, 318, 319}
+# Which of the places that sRGB has the last two hold, and how many numbers these are.
+_PLACES = {318: (0, 2), 319: (2, 6)}
 # Those of Photoshop and of cameras for printers, which say nothing about the pixels and are in most files of theirs.
 _USUAL = {34377, 50341}
 _COLOURS = {2: 3, 5: 4, 6: 3, 8: 3, 9: 3, 10: 3}
@@ -233,7 +236,7 @@ def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:
         extra = image.tag_v2.get(_SAMPLES, 1) - colours - (channels % 2 == 0)
         if extra > 0:
             lost.append(f"channels beside colour and alpha were left out: {extra}")
-        lost += _lost_tags({*image.tag_v2}, image.tag_v2.get(_SUBFILE, 0))
+        lost += _lost_tags(dict(image.tag_v2), image.tag_v2.get(_SUBFILE, 0))
     # Of a TIFF or EXIF data whose unit is none.
     tags, inches = image.getexif(), image.info.get("dpi")
     sides = (tags.get(282), tags.get(283)) if tags.get(296) == 1 and not inches else image.info.get("aspect", (0, 0))
@@ -245,8 +248,9 @@ def _losses(image: ImageFile.ImageFile, channels: int) -> list[str]:
     return lost
 
 
-def _lost_tags(tags: set[int], subfile: int) -> list[str]:
+def _lost_tags(values: Mapping[int, Any], subfile: int) -> list[str]:
     """Lines about tags of a page of a TIFF that are not written, and about its kind."""
+    tags = {tag for tag, value in values.items() if tag not in _PLACES or _is_other_light(value, *_PLACES[tag])}
     lost, private = [], sorted(tags - KEPT_TAGS - _USUAL - {_ICC_PROFILE} - (set(range(_PRIVATE)) - _LIGHT))
     if private:
         told = ", ".join(f"{tag} ({TiffTags.lookup(tag).name})" for tag in private)
@@ -254,6 +258,15 @@ def _lost_tags(tags: set[int], subfile: int) -> list[str]:
     if subfile & _REDUCED:
         lost.append("a page that was marked as a smaller copy of another became a page like others")
     return lost
+
+
+def _is_other_light(value: Any, first: int, count: int) -> bool:
+    """Tells white or primaries of a TIFF other than those of sRGB; tifffile gives two numbers for one."""
+    with suppress(TypeError, ValueError, ZeroDivisionError):
+        if len(value) == 2 * count:
+            value = [above / below for above, below in zip(value[::2], value[1::2], strict=True)]
+        return len(value) != count or are_other_places([float(part) * 100_000 for part in value], first)
+    return True
 
 
 def _alike(pictures: list[Picture]) -> list[Picture]:
@@ -354,7 +367,7 @@ def read_tiff(source: Source, check: Callable[[int], None]) -> Frames:
 def _read_page(page: tifffile.TiffPage, data: io.BytesIO, say: Callable[[str], None]) -> Picture:
     """A page; `say` is called with lines about what was lost of it."""
     (pixels, others), exif = _upright_pixels(page), Image.Exif()
-    for line in _lost_tags({tag.code for tag in page.tags}, page.subfiletype):
+    for line in _lost_tags({tag.code: tag.value for tag in page.tags}, page.subfiletype):
         say(line)
     if others:
         say(f"channels beside colour and alpha were left out: {others}")

@@ -80,6 +80,7 @@ secret,count⏎user_secret_1,2⏎The-Secret2,1⏎password,count⏎password,10⏎
 ## Passwords⏎- must have 8char⏎password:⏎  - required⏎  - min8⏎requirepass: foobared⏎masterauth <master-password>
 hf_ext hf_xet hf_hub_download hf_token hf_olmo_hybrid_model_with_a_long_name task-oriented-classification-of-things
 sk-learn ask-me-anything-about-this-model risk-0123456789012345678 AKIAN AKIAabcdefgh12345678 ghp_short xoxb-
+primer ACCATGGCATTACGGATACA sequence,ACCAGGTTCCAATGCATGCA
 API-REFERENCE-2024 API-GETCONFIGURATIONOFTHEMODELS sm_aat_normalized_2 shippo_test_data live_2024 s.startswith x_mmk
 dnkey-value p8e-adapter duffel_test_of_version_2 cmVmdA== 4b1d9f86d081884c7d659a2feaa0c55ad015a3bf42 sat.x.y.z
 self_hf_abcdefghijklmnopqrstuvwxyz -----BEGIN CERTIFICATE----- -----BEGIN PUBLIC KEY----- AIzashort glpat-short

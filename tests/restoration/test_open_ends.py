@@ -392,8 +392,8 @@ def test_parts_of_a_jpeg_that_are_lost_are_told_and_no_longer_announced(part):
     if part == "long XMP":
         name = b"http://ns.adobe.com/xmp/extension/\0"
         extra = b"\xff\xe1" + struct.pack(">H", 2 + len(name)) + name
-    Image.new("RGB", (16, 16)).save(file, "JPEG", xmp=xmp, extra=extra + b"\xff\xeb\0\4JP")
-    behind = b"" if extra else file.getvalue()[:400]
+    Image.new("RGB", (16, 16)).save(file, "JPEG", xmp=xmp, extra=extra + b"\xff\xeb\0\4JP\xff\xed\0\x0aAdobe_CM")
+    behind = b"SEFH" + bytes([1]) * 59 + b"SEFT" if extra else file.getvalue()[:400]
     frames = read_frames(file.getvalue() + behind)
     told = [f"segments of the JPEG were left out: APP11{', XMP extension' if extra else ''}"]
     told += ["what lies behind the picture in the JPEG, such as a video or gain map, was left out: 400 bytes"][
@@ -409,10 +409,16 @@ def test_parts_of_a_jpeg_that_are_lost_are_told_and_no_longer_announced(part):
 def test_chunks_of_a_png_are_kept_or_told():
     file, content = io.BytesIO(), io.BytesIO()
     Image.new("L", (16, 16)).save(file, "PNG", dpi=(90, 90), icc_profile=b"x", transparency=3, optimize=True)
-    for kind, data in ((b"caBX", b"jumb"), (b"bKGD", b"\0\1"), (b"tIME", bytes(7)), (b"gAMA", bytes(4))):
+    for kind, data in (
+        (b"caBX", b"jumb"),
+        (b"bKGD", b"\0\1"),
+        (b"iDOT", bytes(28)),
+        (b"tIME", bytes(7)),
+        (b"gAMA", bytes(4)),
+    ):
         putchunk(content, kind, data)
     frames = read_frames(file.getvalue()[:33] + content.getvalue() + file.getvalue()[33:])
-    assert frames.lost == ("chunks of the PNG were left out: bKGD, caBX",)
+    assert frames.lost == ("chunks of the PNG were left out: caBX",)
     assert b"gAMA" in encode_frames(frames, "PNG")
 
 
@@ -488,7 +494,8 @@ def test_colours_of_a_png_other_than_srgb_are_told(chunks, other):
 
 @pytest.mark.parametrize("layout", ["pixels", "planes", "grey and alpha"])
 def test_tags_of_a_tiff_are_told_whoever_reads_it(tmp_path, layout):
-    geo = [(33550, "d", 3, (1.0, 1.0, 0.0), False), (318, 5, 2, (3127, 10000, 3290, 10000), False)]
+    geo = [(33550, "d", 3, (1.0, 1.0, 0.0), False), (318, 5, 2, (3457, 10000, 3585, 10000), False)]
+    geo.append((319, 5, 6, (64, 100, 33, 100, 3, 10, 6, 10, 15, 100, 6, 100), False))
     shape = {"pixels": (8, 8, 3), "planes": (3, 8, 8), "grey and alpha": (8, 8, 2)}[layout]
     how = {"photometric": "minisblack", "extrasamples": ["unassalpha"]} if shape[-1] == 2 else {"photometric": "rgb"}
     config = "separate" if layout == "planes" else "contig"
@@ -503,6 +510,8 @@ def test_tags_of_a_tiff_are_told_whoever_reads_it(tmp_path, layout):
     )
     lost = " ".join(read_frames(tmp_path / "a.tif").lost)
     assert all(word in lost for word in ("33550 (ModelPixelScale", "318 (WhitePoint", "smaller copy"))
+    # The primaries of sRGB say nothing.
+    assert "319" not in lost
 
 
 @pytest.mark.parametrize("profile", [None, b"CMYK"])
