@@ -197,7 +197,7 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
     # Others are notes beside them.
     files = [file for file in below if file.suffix.lower() == ".txt" and file.parent != place]
     names = sorted({file.parent.name for file in files})
-    splits = place == folder and {*names} & SPLIT_WORDS.keys() and not has_class_train(folder, files)
+    splits = place == folder and {*names} & SPLIT_WORDS.keys()
     if len(names) < 2 or splits or 2 * len(files) <= len(below):
         return None
     require_part(folder, part, source.split)
@@ -247,7 +247,6 @@ def sort_files(folder: Path, files: Iterable[Path], word: str = "train") -> dict
                 found[parent] = next(iter(named.items()))
         # A class may be called Test.
         small = whole and any(place.name in words for _, place in found.values())
-        small = small and not has_class_train(folder, below)
         if small or ({"train"} < {kind for kind, _ in found.values()} and (whole or not _lack_words(below, found))):
             return {file: found[file.parent] for file in below if file.parent in found}
         found.clear()

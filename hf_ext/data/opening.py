@@ -26,7 +26,7 @@ from hf_ext import __version__
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import METADATA, find_part, has_class_train, open_described, open_text_folders, refuse_hidden_splits
+from .about import METADATA, find_part, open_described, open_text_folders, refuse_hidden_splits
 from .builders import LineFiles, PictureFolder, RecordingFolder, TableFiles, TarFiles
 from .caching import CacheError, refuse_cache
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
@@ -185,12 +185,11 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     strays = (file for file in looked_at if file.suffix not in kinds and file.name not in METADATA)
     is_plain = not first.is_dir() or (first / "README.md").is_file()
     module = MODULES.get(usual) if any(not is_plain or file.suffix.lower() in kinds for file in strays) else None
-    has_train = first.is_dir() and has_class_train(first, looked_at)
     linked = any(Path(place, name).is_symlink() for place, names, _ in os.walk(first) for name in names)
     if not first.is_dir():
         # `data_files` with the split's name makes any split work; `datasets` would read brackets as patterns.
         files = {source.split.partition("[")[0]: [glob.escape(str(Path(file).resolve())) for file in found]}
-    elif linked or glob.has_magic(folder) or module or sounds or (usual in IMAGE_SUFFIXES and has_train):
+    elif linked or glob.has_magic(folder) or module or sounds:
         files = find_splits(Path(folder), ".wav" if sounds else usual)
     if sounds:
         return _build(RecordingFolder(data_files=files, base_path=folder), source)
@@ -230,8 +229,7 @@ def find_splits(folder: Path, ending: str) -> dict[str, DataFilesList]:
     kinds = _endings_like(ending)
     files = (file for file in list_files(folder) if file.name in METADATA or file.suffix.lower() in kinds)
     known = {file.relative_to(folder).as_posix(): file for file in sorted(files, key=str)}
-    has_train = ending in IMAGE_SUFFIXES | AUDIO_SUFFIXES and has_class_train(folder, known.values())
-    for splits in ALL_DEFAULT_PATTERNS[-1 if has_train else 0 :]:
+    for splits in ALL_DEFAULT_PATTERNS:
         fits = {str(name): re.compile("|".join(map(glob_translate, words))).match for name, words in splits.items()}
         parts = {name: [file for place, file in known.items() if fit(place)] for name, fit in fits.items()}
         if any(parts.values()):

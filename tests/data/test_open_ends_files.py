@@ -414,19 +414,25 @@ def write_example(place: Path, seed: int) -> None:
 @pytest.mark.parametrize(
     ("folders", "classes"),
     [
-        (["bus", "car", "train"], 3),
-        (["a/bus", "a/car", "a/train", "a/boat"], 4),
+        (["bus", "car", "train"], 0),
+        (["Set14", "Set5", "train"], 0),
+        (["a/bus", "a/car", "a/train", "a/boat"], 0),
         # A split beside another, with classes in it, or beside one folder.
         (["train/bus", "train/car", "more/bus", "extra/car"], 2),
         (["train/bus", "train/car", "test/bus", "test/car"], 2),
     ],
 )
-def test_a_folder_train_among_classes_is_one(tmp_path, ending, folders, classes, restores):
+def test_a_folder_train_among_classes_is_a_split_and_told(tmp_path, ending, folders, classes, restores):
     for seed, (folder, number) in enumerate((folder, number) for folder in folders for number in range(8)):
         write_example(tmp_path / folder / f"{number}.{ending}", seed)
+    if not classes and ending == "csv":
+        with refused(DataError, "no label"):
+            look_at(str(tmp_path))
+        return
     survey = look_at(str(tmp_path), restores=restores)
-    assert (survey.count, len(survey.classes)) == (8 * classes, classes)
-    assert ("train" in survey.classes) == (classes > 2) and survey.eval["split"] == "validation"
+    assert (survey.count, len(survey.classes)) == (8 * (classes or 1), classes)
+    assert ("the folder train is read as the split" in "; ".join(survey.notes)) == (not classes)
+    assert survey.eval["split"] == "validation"
     assert len(open_source(DataSource(**survey.eval))) < survey.count
 
 
