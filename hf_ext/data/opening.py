@@ -164,7 +164,8 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     refuse_cut_tars(find_tars(found))
     first = Path((found := decode_camera_pictures(found))[0])
     if first.is_dir():
-        refuse_hidden_splits(first, source)
+        kinds = _endings_like(find_usual(first_files(first)))
+        refuse_hidden_splits(first, [file for file in list_files(first) if file.suffix.lower() in kinds], source)
     else:
         _require_split(found, source.split)
     if source.rows != "examples":

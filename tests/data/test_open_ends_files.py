@@ -384,6 +384,31 @@ def test_words_that_hold_a_word_for_a_split_are_classes(tmp_path, names):
     assert look_at(str(tmp_path), restores=False).classes == sorted(names)
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            **IN_PARTS,
+            "trainLabels.csv": "a,b\n1,2\n",
+            "testLabels.csv": "a,b\n1,2\n",
+            "trainModel.py": "",
+            "testModel.py": "",
+        },
+        {f"v1.0_{name}".replace("v1.0_train", "photos.train"): content for name, content in IN_PARTS.items()},
+        {
+            **{f"{part}set.csv": texts_of(part, "ab") for part in ("train", "test")},
+            "README.md": "---\nconfigs:\n- config_name: default\n  data_files:\n"
+            + "".join(f"  - split: {part}\n    path: {part}set.csv\n" for part in ("train", "test"))
+            + "---\n",
+        },
+    ],
+    ids=["files beside", "folders with dots", "a card"],
+)
+def test_splits_that_are_seen_are_not_refused_for_other_files(tmp_path, files):
+    place = write_kinds(tmp_path / "lot=4" / "label=2", files)
+    assert len(open_source(DataSource(place))) == (24 if "README.md" in files else 16)
+
+
 @pytest.mark.parametrize(("column", "refuses"), [("label", True), ("speaker", True), ("date", False)])
 def test_columns_in_the_names_of_folders_are_refused_where_they_count(tmp_path, column, refuses):
     for value in "ab":
