@@ -461,6 +461,15 @@ def test_a_folder_train_among_classes_is_a_split_and_told(tmp_path, ending, fold
     assert len(open_source(DataSource(**survey.eval))) < survey.count
 
 
+def test_days_of_a_fixed_camera_are_no_pairs(tmp_path):
+    scene = np.kron(np.random.default_rng(0).integers(0, 255, (4, 4)), np.ones((8, 8)))
+    for seed, (day, n) in enumerate((day, n) for day in ("day1", "day2") for n in range(5)):
+        (place := tmp_path / day / f"000{n}.png").parent.mkdir(exist_ok=True)
+        held = 0.9 * scene + 0.1 * np.random.default_rng(seed).integers(0, 255, (32, 32))
+        Image.fromarray(held.astype(np.uint8)).save(place)
+    assert "WARNING: day1/ and day2/" in "; ".join(look_at(str(tmp_path)).notes)
+
+
 def write_pair(folder: Path, names: tuple[str, str], files: tuple[str, str], noise: float) -> None:
     for seed in range(1, 5):
         clean = np.kron(np.random.default_rng(seed).integers(0, 255, (4, 4)), np.ones((8, 8)))
