@@ -316,8 +316,14 @@ def _require_split(files: list[str], split: str) -> None:
     """Refuses a split of files without splits: the same examples would be used for training and evaluation."""
     name = split.partition("[")[0]
     wanted = SPLIT_WORDS.get(name, name)
+    # Some have words of their own, as unsupervised-00000-of-00001.
+    own = re.compile(rf"(.*[\W_])?{re.escape(name)}([\W_\d].*)?", re.IGNORECASE)
     said = ((Path(file).stem, Path(file).resolve().parent.name) for file in files)
-    named = (wanted in (split_of(stem) or stem, SPLIT_WORDS.get(above.lower(), above)) for stem, above in said)
+    named = (
+        wanted in (split_of(stem), SPLIT_WORDS.get(above.lower(), above))
+        or (name not in SPLIT_WORDS and own.fullmatch(stem))
+        for stem, above in said
+    )
     if name != "train" and not all(named):
         told = "use split: train, a slice such as train[80%:], or hold_out: 0.1 with split: validation"
         raise DataError(f"a file has no split {name!r}: {told}")

@@ -466,3 +466,9 @@ def test_a_part_that_was_saved_alone_is_of_the_split_it_says(tmp_path, said, spl
     assert len(open_source(source)) == 40
     with refused(DataError, "no split 'test'" if split != "test" else "no split 'validation'", "data.train.split"):
         open_source(DataSource(source.path, split="validation" if split == "test" else "test"))
+
+
+@pytest.mark.parametrize("split", ["unsupervised", "train_sft"])
+def test_a_shard_of_a_split_with_a_name_of_its_own_is_read(tmp_path, split):
+    saved_texts(40).to_parquet(place := tmp_path / f"{split}-00000-of-00001.parquet")
+    assert len(open_source(DataSource(str(place), split=split))) == 40
