@@ -282,6 +282,8 @@ def _open_here(first: Path, alone: bool, source: DataSource, sounds: bool) -> da
 
 def _open_saved(first: Path, saved: list[Path], split: str) -> datasets.Dataset:
     """Opens what `save_to_disk` wrote: of each folder the files that its state names, and no cache beside them."""
+    if "+" in split:
+        return datasets.concatenate_datasets([_open_saved(first, saved, part) for part in split.split("+")])
     word = split.partition("[")[0]
     if saved == [first]:
         whole = datasets.load_from_disk(str(first))
@@ -295,6 +297,7 @@ def _open_saved(first: Path, saved: list[Path], split: str) -> datasets.Dataset:
         raise DataError(f"{first} has data sets of save_to_disk in folders, such as {inner}: give one of them.")
     wanted = SPLIT_WORDS.get(word, word)
     names = [name for name in parts if name == word] or [name for name in parts if split_of(name) == wanted]
+    names = names or [*parts] * (split == "all")
     if not names and wanted == "train":
         names = [] if any(map(split_of, parts)) else [*parts]
     if not names:

@@ -453,6 +453,8 @@ def test_of_saved_data_the_caches_beside_them_are_no_rows(tmp_path, form, change
     assert sorted(open_source(DataSource(str(place)))["text"]) == sorted(parts["train"]["text"])
     if form != "alone":
         assert open_source(DataSource(str(place), split="test[:50%]"))["text"][:] == parts["test"]["text"][:5]
+        for split, count in (("train+test", 50), ("train[:50%]+test", 30), ("all", 50)):
+            assert len(open_source(DataSource(str(place), split=split))) == count
 
 
 @pytest.mark.parametrize(
