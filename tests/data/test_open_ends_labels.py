@@ -43,6 +43,8 @@ NAMES = {
     "doses": ["0.5 mg", "1.5 mg", "3 mg"], "stars": ["1 star", "2 stars", "3 stars"], "ages": ["18-25", "<18", ">25"],
     "shares": ["5%", "10%", "20%", "50%"], "codes": ["01", "02", "17", "X1"], "rows": ["1A", "1B", "2A", "2B"],
     "sizes": ["640x480", "1280x720"], "limits": ["<5", ">5"], "decades": ["1980s", "1990s"], "places": ["1st", "2nd"],
+    "NAICS": [*map(str, range(11, 24)), "31-33", "44-45", "48"],
+    "ICD": [f"{n}.{n % 7}" for n in range(250, 262)] + ["V58.61"],
 }  # fmt: skip
 
 
