@@ -197,7 +197,7 @@ def open_text_folders(folder: Path, source: DataSource) -> datasets.Dataset | No
     # Others are notes beside them.
     files = [file for file in below if file.suffix.lower() == ".txt" and file.parent != place]
     names = sorted({file.parent.name for file in files})
-    splits = place == folder and {*names} & SPLIT_WORDS.keys() and not has_class_train(folder, files)
+    splits = place == folder and {*names} & SPLIT_WORDS.keys()
     if len(names) < 2 or splits or 2 * len(files) <= len(below):
         return None
     require_part(folder, part, source.split)
@@ -247,7 +247,6 @@ def sort_files(folder: Path, files: Iterable[Path], word: str = "train") -> dict
                 found[parent] = next(iter(named.items()))
         # A class may be called Test.
         small = whole and any(place.name in words for _, place in found.values())
-        small = small and not has_class_train(folder, below)
         if small or ({"train"} < {kind for kind, _ in found.values()} and (whole or not _lack_words(below, found))):
             return {file: found[file.parent] for file in below if file.parent in found}
         found.clear()
@@ -260,40 +259,52 @@ def sort_files(folder: Path, files: Iterable[Path], word: str = "train") -> dict
     return found if clear and {"train"} < {kind for kind, _ in found.values()} else {}
 
 
-def refuse_hidden_splits(folder: Path, source: DataSource) -> None:
-    """Refuses names that say splits, and columns, to people, and not to `datasets`, which would join them."""
-    below, tables = [*list_files(folder)], source.rows == "examples"
+def refuse_hidden_splits(folder: Path, below: list[Path], source: DataSource) -> None:
+    """Refuses names that say splits, and columns, to people, and not to `datasets`, which would join these files."""
+    tables, card = source.rows == "examples", folder / "README.md"
     named = {place for _, place in sort_files(folder, below).values() if tables or place.is_dir()}
-    wrong = {place for place in named if len(named) > 1 and not _SEEN.fullmatch(place.stem)}
+    wrong = {place for place in named if len(named) > 1 and not _SEEN.fullmatch(_stem(place))}
     alike = defaultdict[tuple[Path, str], dict[str, Path]](dict)
     for place in {*below, *chain(*(file.parents for file in below))} - {folder, *folder.parents}:
-        if not split_of(place.stem) and (name := _ATTACHED.fullmatch(place.stem)) is not None:
+        if not split_of(stem := _stem(place)) and (name := _ATTACHED.fullmatch(stem)) is not None:
             rest = re.sub(r"\d", "", f"{name[1]}/{name[3]}").lower()
             alike[place.parent, rest][SPLIT_WORDS[name[2].lower()]] = place
     wrong |= {place for found in alike.values() if {"train"} < found.keys() for place in found.values()}
-    if wrong:
+    # The card of a data set may name the files of each split.
+    if wrong and not (card.is_file() and "data_files:" in read_text(card)):
         names = [place.name for place in sorted(wrong)[:5]]
-        advice = ", ".join(f"{name} to {_spell_split(name)}" for name in names)
+        advice = ", ".join(f"{place.name} to {_spell_split(place)}" for place in sorted(wrong)[:5])
         told = f"splits are called in small letters, apart by - _ or a dot: rename {advice}."
         raise DataError(f"{folder} has {', '.join(names)}, which would be joined for training: {told}")
-    parts = {part.name for file in below if file.suffix in (*TABLES, ".parquet") for part in file.parents if tables}
+    parts = {
+        part.name
+        for file in below
+        if file.suffix in (*TABLES, ".parquet")
+        for part in file.relative_to(folder).parents
+        if tables
+    }
     for column in sorted(part.partition("=")[0] for part in parts if "=" in part):
         if LABEL.fullmatch(column) or GROUPS.fullmatch(column):
             told = f"the names of folders hold the column {column}, which is not read: write it into the tables."
             raise DataError(f"{folder}: {told}")
 
 
-def _spell_split(name: str) -> str:
+def _stem(place: Path) -> str:
+    """The name of a folder, as v1.0_train, or that of a file without its ending."""
+    return place.name if place.is_dir() else place.stem
+
+
+def _spell_split(place: Path) -> str:
     """A name of a split that `datasets` sees."""
-    plain = re.sub(r"[^\w.\- ]", "_", name.lower())
-    if _SEEN.fullmatch(Path(plain).stem):
+    plain = re.sub(r"[^\w.\- ]", "_", place.name.lower())
+    if _SEEN.fullmatch(plain if place.is_dir() else Path(plain).stem):
         return plain
     # CycleGAN's trainA holds one of several kinds.
     return _ATTACHED.sub(
         lambda found: (
             f"{found[1] and found[1] + '_'}{found[2].lower()}{found[3] and '/_'[len(found[3]) > 1] + found[3]}"
         ),
-        name,
+        place.name,
     )
 
 

@@ -250,6 +250,9 @@ def find_amount(labels: list[Any]) -> str | None:
     odd = [cell for cell in cells if to_numbers([cell], decimal=True)[0] is None]
     if not odd or any(re.match(r"0\d", cell) for cell in cells):
         return None
+    # Codes such as 31-33 and V58.61 are classes; a word, such as bad, may spoil values.
+    if any(re.search(r"\d", cell) and not _AMOUNT.fullmatch(cell) for cell in odd):
+        return None
     found = [part for part in map(_AMOUNT.fullmatch, cells) if part is not None]
     units = {(part[1], part[3]) for part in map(_AMOUNT.fullmatch, odd) if part is not None}
     if len(found) < 0.8 * len(cells) or (len(units) > 1 and len(odd) >= 0.2 * len(cells)):

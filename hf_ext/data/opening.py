@@ -26,7 +26,7 @@ from hf_ext import __version__
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import METADATA, find_part, has_class_train, open_described, open_text_folders, refuse_hidden_splits
+from .about import METADATA, find_part, open_described, open_text_folders, refuse_hidden_splits
 from .builders import LineFiles, PictureFolder, RecordingFolder, TableFiles, TarFiles
 from .caching import CacheError, refuse_cache
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, decode_camera_pictures
@@ -164,7 +164,8 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     refuse_cut_tars(find_tars(found))
     first = Path((found := decode_camera_pictures(found))[0])
     if first.is_dir():
-        refuse_hidden_splits(first, source)
+        kinds = _endings_like(find_usual(first_files(first)))
+        refuse_hidden_splits(first, [file for file in list_files(first) if file.suffix.lower() in kinds], source)
     else:
         _require_split(found, source.split)
     if source.rows != "examples":
@@ -185,12 +186,11 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     strays = (file for file in looked_at if file.suffix not in kinds and file.name not in METADATA)
     is_plain = not first.is_dir() or (first / "README.md").is_file()
     module = MODULES.get(usual) if any(not is_plain or file.suffix.lower() in kinds for file in strays) else None
-    has_train = first.is_dir() and has_class_train(first, looked_at)
     linked = any(Path(place, name).is_symlink() for place, names, _ in os.walk(first) for name in names)
     if not first.is_dir():
         # `data_files` with the split's name makes any split work; `datasets` would read brackets as patterns.
         files = {source.split.partition("[")[0]: [glob.escape(str(Path(file).resolve())) for file in found]}
-    elif linked or glob.has_magic(folder) or module or sounds or (usual in IMAGE_SUFFIXES and has_train):
+    elif linked or glob.has_magic(folder) or module or sounds:
         files = find_splits(Path(folder), ".wav" if sounds else usual)
     if sounds:
         return _build(RecordingFolder(data_files=files, base_path=folder), source)
@@ -230,8 +230,7 @@ def find_splits(folder: Path, ending: str) -> dict[str, DataFilesList]:
     kinds = _endings_like(ending)
     files = (file for file in list_files(folder) if file.name in METADATA or file.suffix.lower() in kinds)
     known = {file.relative_to(folder).as_posix(): file for file in sorted(files, key=str)}
-    has_train = ending in IMAGE_SUFFIXES | AUDIO_SUFFIXES and has_class_train(folder, known.values())
-    for splits in ALL_DEFAULT_PATTERNS[-1 if has_train else 0 :]:
+    for splits in ALL_DEFAULT_PATTERNS:
         fits = {str(name): re.compile("|".join(map(glob_translate, words))).match for name, words in splits.items()}
         parts = {name: [file for place, file in known.items() if fit(place)] for name, fit in fits.items()}
         if any(parts.values()):
@@ -283,6 +282,8 @@ def _open_here(first: Path, alone: bool, source: DataSource, sounds: bool) -> da
 
 def _open_saved(first: Path, saved: list[Path], split: str) -> datasets.Dataset:
     """Opens what `save_to_disk` wrote: of each folder the files that its state names, and no cache beside them."""
+    if "+" in split:
+        return datasets.concatenate_datasets([_open_saved(first, saved, part) for part in split.split("+")])
     word = split.partition("[")[0]
     if saved == [first]:
         whole = datasets.load_from_disk(str(first))
@@ -296,6 +297,7 @@ def _open_saved(first: Path, saved: list[Path], split: str) -> datasets.Dataset:
         raise DataError(f"{first} has data sets of save_to_disk in folders, such as {inner}: give one of them.")
     wanted = SPLIT_WORDS.get(word, word)
     names = [name for name in parts if name == word] or [name for name in parts if split_of(name) == wanted]
+    names = names or [*parts] * (split == "all")
     if not names and wanted == "train":
         names = [] if any(map(split_of, parts)) else [*parts]
     if not names:
@@ -317,8 +319,14 @@ def _require_split(files: list[str], split: str) -> None:
     """Refuses a split of files without splits: the same examples would be used for training and evaluation."""
     name = split.partition("[")[0]
     wanted = SPLIT_WORDS.get(name, name)
+    # Some have words of their own, as unsupervised-00000-of-00001.
+    own = re.compile(rf"(.*[\W_])?{re.escape(name)}([\W_\d].*)?", re.IGNORECASE)
     said = ((Path(file).stem, Path(file).resolve().parent.name) for file in files)
-    named = (wanted in (split_of(stem) or stem, SPLIT_WORDS.get(above.lower(), above)) for stem, above in said)
+    named = (
+        wanted in (split_of(stem), SPLIT_WORDS.get(above.lower(), above))
+        or (name not in SPLIT_WORDS and own.fullmatch(stem))
+        for stem, above in said
+    )
     if name != "train" and not all(named):
         told = "use split: train, a slice such as train[80%:], or hold_out: 0.1 with split: validation"
         raise DataError(f"a file has no split {name!r}: {told}")

@@ -459,8 +459,10 @@ def _group_by_names(paths: list[Path], labels: list[Any]) -> Groups | None:
     """Groups by the shortest beginnings of file names, with a number, as `patient3` of `patient3_slice7`."""
     words = [re.findall(r"[^\W_]+", path.stem) for path in paths]
     for count in range(1, max(map(len, words), default=0)):
-        # A name that ends there is the original of those that add a word, such as _flip.
-        groups = [(*of[:count],) if len(of) >= count else path for of, path in zip(words, paths, strict=True)]
+        # A name that ends there is the original of those in its folder that add a word, such as _flip.
+        parts = [(path.parent, *of[:count]) for of, path in zip(words, paths, strict=True)]
+        longer = {part for of, part in zip(words, parts, strict=True) if len(of) > count}
+        groups = [part[1:] if part in longer else path for part, path in zip(parts, paths, strict=True)]
         starts = [group for group in groups if isinstance(group, tuple)]
         numbered = sum(any(map(str.isdigit, "".join(group))) for group in starts)
         sizes = Counter(groups)

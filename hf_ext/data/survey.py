@@ -14,7 +14,7 @@ import pandas as pd
 
 from ..errors import DataError
 from ..terminal import count_of
-from .about import METADATA, find_part, find_table, sort_files
+from .about import METADATA, find_part, find_table, has_class_train, sort_files
 from .camera_pictures import CAMERA_SUFFIXES, IMAGE_SUFFIXES, find_camera_pictures, tell_twins
 from .cells import are_values, check_classes, is_number, to_seconds
 from .files import AUDIO_SUFFIXES, describe_sound, first_files, is_broken_sound, is_seen, list_files, open_bytes
@@ -97,8 +97,6 @@ def look_at(path: str, hints: Hints | None = None, restores: bool = True) -> Sur
     given = [name for name in unused if getattr(hints, name)]
     given = [name for name in given if name != "inputs" or survey.columns != [*hints.inputs]]
     survey.left_out += [f"--{name}, of which {kind} have none" for name in given]
-    if "train" in survey.classes and (Path(path) / "train").is_dir():
-        survey.notes.append("the folder train is a class, as those beside it")
     camera, twins = find_camera_pictures(named)
     if camera and survey.kind in ("pictures", "pairs"):
         kinds = ", ".join(sorted({file.suffix.lower() for file in camera}))
@@ -116,6 +114,9 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     places = [Path(one) for one in found]
     parts = find_part(places[0], "train", list_files(places[0])).places if places[0].is_dir() else places
     notes = list[str]()
+    if places[0].is_dir() and has_class_train(places[0], named):
+        told = "the folder train is read as the split, and none beside it: rename it, as to trains, if it is a class"
+        notes.append(f"WARNING: {told}")
     for place in dict.fromkeys([*(parts if len(parts) == 1 else []), places[0]]):
         names = find_pairs(place, hints.pairs)
         # Folders a and b are classes as well: only a restorer takes them for pairs.

@@ -453,6 +453,8 @@ def test_of_saved_data_the_caches_beside_them_are_no_rows(tmp_path, form, change
     assert sorted(open_source(DataSource(str(place)))["text"]) == sorted(parts["train"]["text"])
     if form != "alone":
         assert open_source(DataSource(str(place), split="test[:50%]"))["text"][:] == parts["test"]["text"][:5]
+        for split, count in (("train+test", 50), ("train[:50%]+test", 30), ("all", 50)):
+            assert len(open_source(DataSource(str(place), split=split))) == count
 
 
 @pytest.mark.parametrize(
@@ -466,3 +468,9 @@ def test_a_part_that_was_saved_alone_is_of_the_split_it_says(tmp_path, said, spl
     assert len(open_source(source)) == 40
     with refused(DataError, "no split 'test'" if split != "test" else "no split 'validation'", "data.train.split"):
         open_source(DataSource(source.path, split="validation" if split == "test" else "test"))
+
+
+@pytest.mark.parametrize("split", ["unsupervised", "train_sft"])
+def test_a_shard_of_a_split_with_a_name_of_its_own_is_read(tmp_path, split):
+    saved_texts(40).to_parquet(place := tmp_path / f"{split}-00000-of-00001.parquet")
+    assert len(open_source(DataSource(str(place), split=split))) == 40

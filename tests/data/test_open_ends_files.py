@@ -384,6 +384,31 @@ def test_words_that_hold_a_word_for_a_split_are_classes(tmp_path, names):
     assert look_at(str(tmp_path), restores=False).classes == sorted(names)
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            **IN_PARTS,
+            "trainLabels.csv": "a,b\n1,2\n",
+            "testLabels.csv": "a,b\n1,2\n",
+            "trainModel.py": "",
+            "testModel.py": "",
+        },
+        {f"v1.0_{name}".replace("v1.0_train", "photos.train"): content for name, content in IN_PARTS.items()},
+        {
+            **{f"{part}set.csv": texts_of(part, "ab") for part in ("train", "test")},
+            "README.md": "---\nconfigs:\n- config_name: default\n  data_files:\n"
+            + "".join(f"  - split: {part}\n    path: {part}set.csv\n" for part in ("train", "test"))
+            + "---\n",
+        },
+    ],
+    ids=["files beside", "folders with dots", "a card"],
+)
+def test_splits_that_are_seen_are_not_refused_for_other_files(tmp_path, files):
+    place = write_kinds(tmp_path / "lot=4" / "label=2", files)
+    assert len(open_source(DataSource(place))) == (24 if "README.md" in files else 16)
+
+
 @pytest.mark.parametrize(("column", "refuses"), [("label", True), ("speaker", True), ("date", False)])
 def test_columns_in_the_names_of_folders_are_refused_where_they_count(tmp_path, column, refuses):
     for value in "ab":
@@ -414,20 +439,35 @@ def write_example(place: Path, seed: int) -> None:
 @pytest.mark.parametrize(
     ("folders", "classes"),
     [
-        (["bus", "car", "train"], 3),
-        (["a/bus", "a/car", "a/train", "a/boat"], 4),
+        (["bus", "car", "train"], 0),
+        (["Set14", "Set5", "train"], 0),
+        (["a/bus", "a/car", "a/train", "a/boat"], 0),
         # A split beside another, with classes in it, or beside one folder.
         (["train/bus", "train/car", "more/bus", "extra/car"], 2),
         (["train/bus", "train/car", "test/bus", "test/car"], 2),
     ],
 )
-def test_a_folder_train_among_classes_is_one(tmp_path, ending, folders, classes, restores):
+def test_a_folder_train_among_classes_is_a_split_and_told(tmp_path, ending, folders, classes, restores):
     for seed, (folder, number) in enumerate((folder, number) for folder in folders for number in range(8)):
         write_example(tmp_path / folder / f"{number}.{ending}", seed)
+    if not classes and ending == "csv":
+        with refused(DataError, "no label"):
+            look_at(str(tmp_path))
+        return
     survey = look_at(str(tmp_path), restores=restores)
-    assert (survey.count, len(survey.classes)) == (8 * classes, classes)
-    assert ("train" in survey.classes) == (classes > 2) and survey.eval["split"] == "validation"
+    assert (survey.count, len(survey.classes)) == (8 * (classes or 1), classes)
+    assert ("the folder train is read as the split" in "; ".join(survey.notes)) == (not classes)
+    assert survey.eval["split"] == "validation"
     assert len(open_source(DataSource(**survey.eval))) < survey.count
+
+
+def test_days_of_a_fixed_camera_are_no_pairs(tmp_path):
+    scene = np.kron(np.random.default_rng(0).integers(0, 255, (4, 4)), np.ones((8, 8)))
+    for seed, (day, n) in enumerate((day, n) for day in ("day1", "day2") for n in range(5)):
+        (place := tmp_path / day / f"000{n}.png").parent.mkdir(exist_ok=True)
+        held = 0.9 * scene + 0.1 * np.random.default_rng(seed).integers(0, 255, (32, 32))
+        Image.fromarray(held.astype(np.uint8)).save(place)
+    assert "WARNING: day1/ and day2/" in "; ".join(look_at(str(tmp_path)).notes)
 
 
 def write_pair(folder: Path, names: tuple[str, str], files: tuple[str, str], noise: float) -> None:

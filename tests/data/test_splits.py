@@ -184,6 +184,12 @@ def test_words_that_begin_few_names_alike_are_no_copies(names):
     assert split_examples(with_pictures([*range(len(paths))], paths, ["a", "b"] * (len(paths) // 2)), 0.1, 0)[1] == []
 
 
+def test_a_copy_in_one_folder_joins_no_pictures_of_two():
+    paths = [f"{name}/{n:03}.png" for n in range(24) for name in ("cat", "dog")] + ["cat/001 (1).png"]
+    data = with_pictures([*range(len(paths))], paths, [path[:3] for path in paths])
+    assert split_examples(data, 0.1, 0)[1] == []
+
+
 def test_many_small_classes_give_a_share_and_few_give_one_each():
     for classes, held in ((200, 20), (30, 30)):
         count = range(2 * classes)
