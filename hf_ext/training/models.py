@@ -80,7 +80,7 @@ def build_model(task: "Task", section: dict[str, Any], init_from: str | None, us
 
 
 def _match_columns(config: Any, stored: Any, source: str) -> None:
-    """Refuses columns that a checkpoint has at other places; of one that it does not know the place counts."""
+    """Refuses the columns of a checkpoint in another order; where some are others, it says that the places count."""
     parts = (config, stored)
     targets = [[*part.id2label.values()] if part and part.problem_type == "regression" else None for part in parts]
     columns = [getattr(part, "input_columns", None) for part in parts]
@@ -88,7 +88,8 @@ def _match_columns(config: Any, stored: Any, source: str) -> None:
         if not now or not before or len(now) != len(before) or now == before or "LABEL_0" in before:
             continue
         told = f"the columns (such as {option}) are {now!s:.200}, those of {source} {before!s:.200}"
-        if any(name in before and name != before[place] for place, name in enumerate(now)):
+        # With others among them that order cannot be followed.
+        if {*now} == {*before}:
             raise DataError(f"{told}: list them in this order.")
         logger.warning("%s: by their places", told)
 

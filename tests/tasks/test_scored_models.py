@@ -43,7 +43,7 @@ SCORED = [
     (SeriesRegressionTask, SeriesRegressionTask, {"target_columns": ["b", "a"]}, None, "target_columns"),
     (SeriesRegressionTask, SeriesRegressionTask, {"target_columns": ["c", "d"]}, None, None),
     (SeriesRegressionTask, SeriesRegressionTask, {"columns": ["y", "x"]}, None, "task.columns"),
-    (PositionsTask, PositionsTask, {"columns": ["x", "z"]}, None, None),
+    *((PositionsTask, PositionsTask, {"columns": [name, "z"]}, None, None) for name in "xy"),
     (TextTask, TextTask, {}, {}, None),
     (LanguageModelTask, LanguageModelTask, {}, {}, None),
     (LanguageModelTask, TextTask, {}, {"modules_to_save": ["classifier"]}, None),
