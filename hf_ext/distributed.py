@@ -172,7 +172,14 @@ def scanned(function: Callable[Given, Value]) -> Callable[Given, Value]:
     @functools.wraps(function)
     def shared(*values: Given.args, **options: Given.kwargs) -> Value:
         find = functools.partial(function, *values, **options)
-        return _scanning[-1].ask_first(find) if _scanning else find()
+        if not _scanning:
+            return find()
+        # What the first process calls meanwhile, it calls alone.
+        held, _scanning[:] = [*_scanning], []
+        try:
+            return held[-1].ask_first(find)
+        finally:
+            _scanning[:] = held
 
     return shared
 

@@ -83,7 +83,9 @@ def evaluate(
                 after_batch()
     model.train(was_training)
     gathered = {index: row for part in ranks.gather(scores) for index, row in part.items()}
-    unsure = [index for index, row in sorted(gathered.items()) if any(map(is_nan, row.values()))]
+    # A task that sums up its own rows may have others than dictionaries.
+    values = {index: row.values() if isinstance(row, dict) else [row] for index, row in sorted(gathered.items())}
+    unsure = [index for index, found in values.items() if any(map(is_nan, found))]
     if unsure and ranks.index == 0:
         told = "scores of %d of %d examples are NaN, such as those of the examples %s (counted from 0)"
         logger.warning(told, len(unsure), len(gathered), ", ".join(map(str, unsure[:4])))

@@ -33,6 +33,9 @@ STARTED_ANEW = "hf_ext_started_anew"
 _MEASURED = dict.fromkeys(("input_mean", "input_std", "target_mean", "target_std"))
 _MEASURED |= dict.fromkeys(("num_classes", "joint_attention_dim", "pos_embed_base_size"))
 
+# What the names of classes say of their heads; those of one thing as a whole, such as a sound, share one.
+_HEADS = ("ForCausalLM", "ForMaskedLM", "ForTokenClassification", "ForRetrieval", "Classification")
+
 
 def pin_revision(source: str) -> str:
     """Names the commit that a Hub id stands for now, so that configuration and weights are of one commit."""
@@ -77,7 +80,7 @@ def build_model(task: "Task", section: dict[str, Any], init_from: str | None, us
 
 
 def _match_columns(config: Any, stored: Any, source: str) -> None:
-    """Refuses columns that a checkpoint has at other places; of one that it does not know the place counts."""
+    """Refuses the columns of a checkpoint in another order; where some are others, it says that the places count."""
     parts = (config, stored)
     targets = [[*part.id2label.values()] if part and part.problem_type == "regression" else None for part in parts]
     columns = [getattr(part, "input_columns", None) for part in parts]
@@ -85,7 +88,8 @@ def _match_columns(config: Any, stored: Any, source: str) -> None:
         if not now or not before or len(now) != len(before) or now == before or "LABEL_0" in before:
             continue
         told = f"the columns (such as {option}) are {now!s:.200}, those of {source} {before!s:.200}"
-        if any(name in before and name != before[place] for place, name in enumerate(now)):
+        # With others among them that order cannot be followed.
+        if {*now} == {*before}:
             raise DataError(f"{told}: list them in this order.")
         logger.warning("%s: by their places", told)
 
@@ -268,24 +272,31 @@ def load_trained(task: "Task", source: str) -> torch.nn.Module:
     adapted = None if base is None else load_adapter(model, source)
     random = _find_random(model, None if adapted is None else adapted.active_peft_config)
     stored = _read_config(model, source) if base is None and hasattr(model, STARTED_ANEW) else None
-    if random or _is_other_head(model, stored):
-        told = f"no {', '.join(random[:4])} of the size that" if random else "a head of another kind than"
+    heads = _find_other_heads(model, stored)
+    if random or heads:
+        told = f"no {', '.join(random[:4])} of the size that" if random else f"a head of another kind ({heads}) than"
+        more = ", with its own number of classes or targets in the section 'task'" if random else ""
         raise DataError(
             f"{source} has {told} {type(task).__name__} asks for, so its answers would be random: give a checkpoint "
-            "that was trained for this method, with its own number of classes or targets in the section 'task'."
+            f"that was trained for this method{more}."
         )
     return model if adapted is None else adapted
 
 
-def _is_other_head(model: torch.nn.Module, stored: Any) -> bool:
-    """True if equal tensors have answered another question: those of positions, of values, of a text as a whole."""
+def _find_other_heads(model: torch.nn.Module, stored: Any) -> str:
+    """Both heads, where equal tensors have answered another question: of positions, of values, of a whole text."""
     config: Any = getattr(model, "config", None)
     if not isinstance(stored, PreTrainedConfig):
-        return False
-    name = (stored.architectures or [""])[0]
-    if "For" in name and name not in {kind.__name__ for kind in type(model).__mro__}:
-        return True
-    return "regression" in {stored.problem_type, config.problem_type} and stored.problem_type != config.problem_type
+        return ""
+    name, own = (stored.architectures or [""])[0], type(model).__name__
+    heads = {next((head for head in _HEADS if head in kind.__name__), None) for kind in type(model).__mro__}
+    # One that nobody knows may be a subclass with the same head.
+    if next((head for head in _HEADS if head in name), None) not in {None, *heads}:
+        return f"{name}, not {own}"
+    was, now = stored.problem_type, config.problem_type
+    # A loss of one's own leaves the kind unsaid.
+    is_unsaid = was is None and (stored.num_labels == 1 or getattr(stored, "target_mean", None) is not None)
+    return "" if is_unsaid or was == now or "regression" not in {was, now} else f"{name} of {was}, not {own} of {now}"
 
 
 def compute_in(precision: str, model: torch.nn.Module) -> None:

@@ -76,6 +76,9 @@ class PushModels(Callback):
         if not model.is_dir():
             return
         step = read_json(model / "training.json")["steps"]
+        if self.strategy == "checkpoint" and not self.run.state(step).is_dir():
+            # Evaluations have saved later states since: the push would delete an earlier one, and bring none.
+            return
         # In this order: a copy goes when its push was written down.
         is_known = (self.copies / f"step-{step}").is_dir()
         if not is_known and self._told(step) != read_json_object(self.last, optional=True):

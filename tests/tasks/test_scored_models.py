@@ -34,7 +34,7 @@ SCORED = [
     *((kind, kind, {}, None, None) for kind in (PositionsTask, SeriesClassificationTask, SeriesRegressionTask)),
     (TextTask, TextTask, {"num_labels": 3, "label_names": []}, None, "classifier.weight"),
     (LanguageModelTask, TextTask, {}, None, "classifier.weight"),
-    (TextTask, LanguageModelTask, {}, None, "another kind"),
+    (TextTask, LanguageModelTask, {}, None, "another kind (MRConvForSequenceClassification, not MRConvForCausalLM)"),
     (TextTask, RetrievalTask, {}, None, "comparison.weight"),
     (PositionsTask, SeriesClassificationTask, {}, None, "another kind"),
     (SeriesRegressionTask, SeriesClassificationTask, {}, None, "another kind"),
@@ -43,7 +43,7 @@ SCORED = [
     (SeriesRegressionTask, SeriesRegressionTask, {"target_columns": ["b", "a"]}, None, "target_columns"),
     (SeriesRegressionTask, SeriesRegressionTask, {"target_columns": ["c", "d"]}, None, None),
     (SeriesRegressionTask, SeriesRegressionTask, {"columns": ["y", "x"]}, None, "task.columns"),
-    (PositionsTask, PositionsTask, {"columns": ["x", "z"]}, None, None),
+    *((PositionsTask, PositionsTask, {"columns": [name, "z"]}, None, None) for name in "xy"),
     (TextTask, TextTask, {}, {}, None),
     (LanguageModelTask, LanguageModelTask, {}, {}, None),
     (LanguageModelTask, TextTask, {}, {"modules_to_save": ["classifier"]}, None),
@@ -68,6 +68,25 @@ def test_a_model_is_scored_as_what_it_was_trained_for(tmp_path, trained, scores,
     else:
         with refused(DataError, told):
             load_trained(task, str(place))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        *(
+            (SeriesClassificationTask, {"architectures": [name]})
+            for name in ("MRConvForImageClassification", "MineForRain")
+        ),
+        (SeriesRegressionTask, {"problem_type": None}),
+    ],
+)
+def test_models_that_share_a_head_or_do_not_name_it_are_scored(tmp_path, kind, changes):
+    task, file = made(kind), tmp_path / "config.json"
+    model = task.build_model(SIZES, None)
+    model.config.target_mean = model.config.target_std = [1.0, 1.0]
+    task.save_model(model, model.state_dict(), tmp_path)
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    load_trained(task, str(tmp_path))
 
 
 SERIES = {"x": [1.0, 2.0], "y": [3.0, 4.0], "a": 1.0, "b": 2.0}

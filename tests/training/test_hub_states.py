@@ -9,6 +9,8 @@ import pytest
 from huggingface_hub import HfApi
 
 from hf_ext.embedded_hub.server import EmbeddedHub
+from hf_ext.training.pushing import PushModels
+from hf_ext.training.state import RunFolder
 from tests.hub.unfaithful_hub import Reply, UnfaithfulHub
 from tests.kit import warm_python
 from tests.kit.hub import client_environment, run_python
@@ -16,7 +18,7 @@ from tests.kit.studies import write_photos
 
 from .launching import ROOT, launch_two
 from .on_a_hub import list_errors
-from .tiny import write_config
+from .tiny import TinyTask, make_arguments, run, write_config
 
 SCRIPT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from tests.training.on_a_hub import main; main()"
 
@@ -88,6 +90,20 @@ def test_two_processes_train_one_of_our_models_on_from_a_hub(tmp_path, recipe, m
         assert api.model_info("me/run").private
     for file in ("snapshot/model.safetensors", "state/step-4/optimizer.bin", "state/step-4/model.safetensors"):
         assert (tmp_path / "moved" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file
+
+
+@pytest.mark.parametrize("strategy", ["every_save", "checkpoint"])
+def test_a_model_whose_state_is_gone_takes_no_earlier_ones_place(tmp_path, examples, monkeypatch, strategy):
+    folder, hub = RunFolder(tmp_path / "run"), {"hub_model_id": "me/run", "hub_private_repo": True}
+    run(TinyTask(), make_arguments(folder.path, examples, max_steps=1))
+    monkeypatch.setattr(PushModels, "_start", lambda _: None)
+    push = PushModels(make_arguments(folder.path, examples, **hub, hub_strategy=strategy), folder)
+    folder.state(1).rename(folder.state(2))
+    push.on_begin(2, folder.path, None)
+    assert push.copies.exists() == (strategy != "checkpoint")
+    folder.state(2).rename(folder.state(1))
+    push.on_begin(1, folder.path, None)
+    assert push.copies.exists()
 
 
 TRAIN = "import sys; from hf_ext_cli.main import main; main(['train', *sys.argv[1:]])"
