@@ -310,7 +310,8 @@ class _Training(Run):
         self._save_state()
         if self.accelerator.is_main_process:
             self.folder.prune(arguments.save_total_limit, progress.best_step)
-        self.stopping.saved = time.monotonic()
+        if written:
+            self.stopping.saved = time.monotonic()
         for model, is_best in written:
             self._tell("on_save", progress.step, model, is_best)
 

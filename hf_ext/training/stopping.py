@@ -1,5 +1,6 @@
 """Early saves and ends of a run: by signals and by the clock."""
 
+import math
 import signal
 import threading
 import time
@@ -101,8 +102,10 @@ class Stopping:
         answer = self.ask()
         if answer >= _DEADLINE:
             raise EvaluationStopped(answer)
-        # A state follows the evaluation anyway.
-        if answer > _SAVE:
+        if answer == _SAVE:
+            # Asked again after the evaluation.
+            self.saved = -math.inf
+        elif answer:
             self._asked = max(self._asked, answer)
 
     def end(self, answer: int, step: int, max_steps: int) -> None:

@@ -30,17 +30,7 @@ from tests.kit.refusals import refused
 from .launching import ROOT, environment
 from .stoppable import finish, start
 from .test_control import Word
-from .tiny import (
-    ScoredTask,
-    TinyTask,
-    contents,
-    evaluated,
-    make_arguments,
-    make_task,
-    run,
-    write_config,
-    write_text_recipe,
-)
+from .tiny import TinyTask, contents, evaluated, make_arguments, make_task, run, write_config, write_text_recipe
 
 STEPS = 30
 
@@ -109,14 +99,6 @@ def test_the_clock_ends_a_run_and_saves_between(tmp_path, examples):
     assert program(words, make_task) == EXIT_CODE and saved_steps(tmp_path / "other") == [1]
     run(TinyTask(), arguments(save_minutes=1e-9))
     assert saved_steps(tmp_path / "run") == [1, 2, 3, 4]
-
-
-def test_the_state_of_an_evaluation_begins_an_interval(tmp_path, examples, monkeypatch):
-    began = []
-    monkeypatch.setattr(Stopping, "_wish_now", lambda stopping: began.append(stopping.saved) or 0)
-    monkeypatch.setattr(ScoredTask, "scores", [1.0, 2.0])
-    run(ScoredTask(), make_arguments(tmp_path / "run", evaluated(examples), max_steps=4, save_steps=9, eval_steps=1))
-    assert len({*began}) == 4
 
 
 def test_two_processes_save_once_for_one_interval(monkeypatch):
