@@ -115,8 +115,8 @@ def _look_at_files(path: str, found: list[str], named: list[Path], hints: Hints,
     parts = find_part(places[0], "train", list_files(places[0])).places if places[0].is_dir() else places
     notes = list[str]()
     if places[0].is_dir() and has_class_train(places[0], named):
-        told = "the folder train is read as the split, and none beside it: rename it, as to trains, if it is a class"
-        notes.append(f"WARNING: {told}")
+        why = "the folder train is read as the split, and none beside it: rename it, as to trains, if it is a class"
+        notes.append(f"WARNING: {why}")
     for place in dict.fromkeys([*(parts if len(parts) == 1 else []), places[0]]):
         names = find_pairs(place, hints.pairs)
         # Folders a and b are classes as well: only a restorer takes them for pairs.
