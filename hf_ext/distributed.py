@@ -115,7 +115,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def share_scans(self) -> Iterator[None]:
-        """A block in which all processes call the same functions that are [`scanned`]."""
+        """A block in which all processes call the same functions under [`scan_once`]."""
         _scanning.append(self)
         try:
             yield
@@ -166,11 +166,11 @@ class Ranks:
 _scanning: list[Ranks] = []
 
 
-def scanned(function: Callable[Given, Value]) -> Callable[Given, Value]:
+def scan_once(function: Callable[Given, Value]) -> Callable[Given, Value]:
     """Decorates what reads much data: where all processes of a training call it, the first one does for all."""
 
     @functools.wraps(function)
-    def shared(*values: Given.args, **options: Given.kwargs) -> Value:
+    def scan(*values: Given.args, **options: Given.kwargs) -> Value:
         find = functools.partial(function, *values, **options)
         if not _scanning:
             return find()
@@ -181,7 +181,7 @@ def scanned(function: Callable[Given, Value]) -> Callable[Given, Value]:
         finally:
             _scanning[:] = held
 
-    return shared
+    return scan
 
 
 def require_device(device: str | None) -> str:

@@ -33,7 +33,7 @@ from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
-from ..distributed import scanned
+from ..distributed import scan_once
 from ..errors import DataError, UsageError
 from .checks import Scores, column, require
 from .diffusion_data import Crops, Size, cut_view, encode_posterior, load_autoencoder, read_row, to_pixels, unpack_row
@@ -441,7 +441,7 @@ class DisentangledDiTTask(Task):
         return {"objective": self.objective, "image_size": list(self.size), "eval_timesteps": self.eval_timesteps}
 
 
-@scanned
+@scan_once
 def _group_shapes(data: datasets.Dataset, column: str) -> tuple[list[int], np.ndarray | None]:
     """The areas of latents, and a number for each of them by its shape, if there are several."""
     told = data.select_columns([column])[:][column]

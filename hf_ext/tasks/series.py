@@ -18,7 +18,7 @@ from hf_ext.data.sequence_files import UNLABELLED
 from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification
 from hf_ext.mrconv.modeling_positions_mrconv import MRConvForTokenClassification
 
-from ..distributed import scanned
+from ..distributed import scan_once
 from ..errors import DataError
 from .checks import Scores, all_or_none, column, require
 from .sequences import Batch, ClassificationTask, MRConvTask, make_rows, number_names, predict, sum_losses
@@ -308,7 +308,7 @@ def _read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray
     return values
 
 
-@scanned
+@scan_once
 def measure(
     name: str, read: Callable[[dict[str, Any]], np.ndarray], data: datasets.Dataset | datasets.IterableDataset
 ) -> dict[str, Any]:

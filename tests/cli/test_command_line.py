@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 
-from hf_ext.distributed import Ranks, scanned
+from hf_ext.distributed import Ranks, scan_once
 from hf_ext.errors import UsageError
 from hf_ext.hub.card_rules import as_json
 from hf_ext.training.methods import read_arguments
@@ -294,7 +294,7 @@ def test_processes_of_a_machine_share_its_gpus(monkeypatch):
 def test_a_scan_within_a_scan_is_of_its_process_alone():
     ranks, asked = Ranks(), []
     ranks.ask_first = lambda find: asked.append(find) or find()
-    inner = scanned(lambda: 1)
-    outer = scanned(lambda: 1 + inner())
+    inner = scan_once(lambda: 1)
+    outer = scan_once(lambda: 1 + inner())
     with ranks.share_scans():
         assert (outer(), inner(), len(asked)) == (2, 1, 2)
