@@ -15,6 +15,7 @@ from PIL import Image
 from transformers import CONFIG_MAPPING
 
 from hf_ext.hub.disclosure import SecretFound, refuse_secret
+from hf_ext.hub.secret_shapes import find_secrets
 
 from . import secret_uses
 from .secret_corpus import DISGUISES, PLACES, shapes
@@ -139,15 +140,19 @@ def oddities() -> dict[str, str]:
     """Beginnings, placeholders and random letters that stand in public repositories and open nothing."""
     rng = random.Random(0)
     picture = io.BytesIO()
-    Image.frombytes("RGB", (32, 32), rng.randbytes(32 * 32 * 3)).save(picture, "PNG")
+    Image.frombytes("RGB", (64, 64), rng.randbytes(64 * 64 * 3)).save(picture, "PNG")
+    drawn = re.sub("[+/=]", "x", base64.b64encode(picture.getvalue()).decode())
     names = ("the", "Ġpassword", "token", "sk", "-", "hf", "_", "secret", "key")
     words = {word: index for index, word in enumerate(names)}
+    signed = [base64.urlsafe_b64encode(b'{"hash":"' + rng.randbytes(32)).decode().strip("=") for _ in range(3)]
     extra = {f"extra_id_{n}": f"<extra_id_{n}>" for n in range(100)}
     return {
         "tiktoken": "\n".join(f"{base64.b64encode(rng.randbytes(1 + n % 40)).decode()} {n}" for n in range(2000)),
         "vocab.json": json.dumps(words | {f"password{n}": n for n in range(100_000, 100_100)}),
         "vocab.txt": "\n".join(words) * 3,
-        "data.md": f"![x](data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()})",
+        "data.md": f"![x](data:image/png;base64,{drawn})",
+        # Of a picture too, whose letters may be anything.
+        "data.ipynb": json.dumps({"image/png": f"{drawn}/EAAA{drawn[:90]}/EAAC{drawn[90:400]}+AKCp{drawn[400:]}"}),
         "pointer": f"version https://git-lfs.github.com/spec/v1\noid sha256:{rng.randbytes(32).hex()}\nsize 1234\n",
         "commits.md": "".join(f"- commit {rng.randbytes(20).hex()}, run {rng.randbytes(16).hex()}\n" for _ in words),
         "tokens.json": json.dumps({"bos_token": "<|begin_of_text|>", "EOS_TOKEN": "<|end_of_text_128001|>"} | extra),
@@ -157,6 +162,9 @@ def oddities() -> dict[str, str]:
         "links.md": "https://user:password@example.org/x https://github.com/a/b/blob/main/c.py?plain=1#L3 "
         "http://username:token@proxy:8080 https://wandb.ai/org/project/runs/1a2b3c4d s3://bucket/key?versionId=1\n",
         "tool.jinja": "{% if token %}{{ bos_token + 'system_token: ' + message['api_key'] }}{% endif %}",
+        # As the Hub signs its own evaluations.
+        "results.md": f"  verified: true\n  verifyToken: {'.'.join(signed)}\n",
+        "results.json": json.dumps({"verified": True, "verifyToken": ".".join(signed)}),
         "hash.yaml": f"sha256: {rng.randbytes(32).hex()}\nmd5: {rng.randbytes(16).hex()}\nseed: 1234567890123456\n",
         "variables.md": "https://alice:$TOKEN@nas.acme.com/x https://alice:${TOKEN:-a1}@nas.acme.com "
         "https://a:%TOKEN1%@b.c "
@@ -171,6 +179,17 @@ def oddities() -> dict[str, str]:
         "code.md": "def f(secret_key: str, access_token=None, password: str | None = None): ...\n"
         "key-value cache, sk-learn, task-oriented-classification-of-sentences, xoxo, pypi-like, dapivirine\n",
     }
+
+
+def test_parts_about_the_marks_hold_what_the_whole_text_does():
+    """A long text is searched in parts; a secret in its middle is found, and its place is that in the whole."""
+    filler = "".join(f'"Ġw{n}": {n},\n' for n in range(400_000, 402_000))
+    for kind, secret in shapes().items():
+        alone = list(find_secrets(f"\n{secret}\n"))
+        hidden = [
+            match._replace(start=match.start - len(filler)) for match in find_secrets(f"{filler}\n{secret}\n{filler}")
+        ]
+        assert alone == hidden, kind
 
 
 def test_no_harmless_file_is_refused(tmp_path):
