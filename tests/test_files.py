@@ -199,7 +199,11 @@ def test_a_folder_appears_when_its_block_ends_and_can_be_synced(tmp_path, either
     for content in ("old", "new"):
         with files.whole_folder(path) as folder:
             (folder / "file").write_text(content)
+            mode = (folder / "file").stat().st_mode
+            # As safetensors does.
+            (folder / "file").chmod(0o600)
             assert path.exists() is (content == "new")
+        assert (path / "file").stat().st_mode == mode
     with refused(RuntimeError, "stop"), files.whole_folder(path) as folder:
         (folder / "file").write_text("half")
         raise RuntimeError("stop")

@@ -395,7 +395,11 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     partial = given.out.with_name(f".{given.out.name}.partial")
     try:
+        partial.touch()
+        # safetensors would let nobody but its maker read it.
+        mode = partial.stat().st_mode
         save_file(restore(given.folder, given.task, given.base), partial, metadata={"format": "pt"})
+        partial.chmod(mode)
         os.replace(partial, given.out)
     except (ValueError, OSError, SafetensorError) as error:
         raise SystemExit(f"emr_loader: {error}") from error

@@ -66,6 +66,10 @@ def test_the_shipped_loader_needs_torch_and_safetensors_only(merged: Path, tmp_p
     emr = EMRModel.from_pretrained(merged, "b.2")
     assert equal(found, dict(emr.model.state_dict()))
     assert equal(found, load_file(emr.export("b.2", tmp_path / "export") / "model.safetensors"))
+    # Who can read a folder can read all that was written there.
+    (tmp_path / "plain").touch()
+    written = [path for folder in (tmp_path, merged) for path in folder.rglob("*") if path.is_file()]
+    assert {path.stat().st_mode for path in written} == {(tmp_path / "plain").stat().st_mode}
     with refused(SystemExit, "emr_loader", "'c'", "'a', 'b.2'"):
         emr_loader.main([str(merged), "c", str(tmp_path / "no.safetensors")])
     # A place that cannot be written is told.

@@ -1,4 +1,7 @@
-"""Runs of two processes whose weights FSDP2 shards, on CPUs: `main FOLDER KIND CASE`, under `fork_two`."""
+"""
+Runs of two processes whose weights FSDP2 shards, on CPUs: `main FOLDER KIND CASE`, under `fork_two`; and the training
+itself, `main FILE.yaml [--field value ...]`, as a launcher starts it.
+"""
 
 import os
 import shutil
@@ -12,7 +15,7 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
-from hf_ext.training import TrainingArguments, build_task, launcher, train
+from hf_ext.training import TrainingArguments, build_task, launch, launcher, train
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
@@ -53,9 +56,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def shard_on_processors() -> None:
-    """Lets accelerate take gloo and CPUs for FSDP2; by itself it takes them for DDP."""
+    """Lets accelerate take gloo and CPUs for FSDP2 and DeepSpeed; by itself it takes them for DDP."""
     os.environ.pop("ACCELERATE_USE_CPU", None)
-    os.environ.update(FSDP2)
     PartialState._prepare_backend = lambda self, *_, **__: ("gloo", DistributedType.MULTI_GPU)
 
     def set_device(self: Any) -> None:
@@ -122,11 +124,15 @@ def go_on(root: Path, case: str, name: str, **changes: Any) -> None:
 
 
 def main() -> None:
+    if sys.argv[1].endswith(".yaml"):
+        shard_on_processors()
+        sys.exit(launch.main())
     root, kind, case = Path(sys.argv[1]), *sys.argv[2:]
     PartialState.destroy_process_group = lambda self, group=None: None
     if kind == "compare":
         run(make_arguments(root, case, "ddp"))
     shard_on_processors()
+    os.environ.update(FSDP2)
     if kind == "compare":
         compare(root, case)
     elif kind == "four":
@@ -135,3 +141,7 @@ def main() -> None:
     else:
         run(make_arguments(root, case, "killed"), killed_in=2 if kind == "kill" else -1)
     torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

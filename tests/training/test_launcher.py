@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from hf_ext.errors import UsageError
 from hf_ext.training import launcher
 from hf_ext.training.launcher import check_processes, honour_launcher, needs_processors, require_devices
 from hf_ext.training.run import gather_weights, make_accelerator
+from tests.kit import warm_python
 from tests.kit.process_state import forget_accelerate
 from tests.kit.refusals import refused
 
@@ -27,12 +29,14 @@ from .tiny import TinyTask, make_arguments, run, write_text_recipe
 
 # A YAML file of accelerate and flags of `accelerate launch`, fields of ours, and the fields that come of it; None
 # where it is refused. docs/training.md has them in words.
-FSDP2 = {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_version": 2}}
-ZERO2 = {"distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": {"zero_stage": 2}}
+PAIR = {"distributed_type": "MULTI_GPU", "num_processes": 2}
+ACCELERATE = ROOT / "examples" / "accelerate"
+FSDP2, ZERO2 = (yaml.safe_load((ACCELERATE / name).read_text()) for name in ("fsdp2.yaml", "deepspeed_zero2.yaml"))
 MUCH = {**ZERO2, "deepspeed_config": {"zero_stage": 2, "gradient_clipping": "much"}}
 CHECKPOINTING = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_activation_checkpointing": True}}
 SIZES = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}}
 OFFLOADING = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_offload_params": True}}
+IGNORING = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_ignored_modules": "norm"}}
 COPIES = {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_sharding_strategy": "NO_SHARD"}}
 ROWS = {
     "nothing": ({}, [], {}, {}),
@@ -52,6 +56,7 @@ ROWS = {
     "fsdp by sizes": (SIZES, [], {}, None),
     "fsdp of groups": (FSDP2, ["--fsdp_sharding_strategy", "HYBRID_SHARD"], {}, None),
     "fsdp of copies": (COPIES, [], {}, None),
+    "fsdp without modules": (IGNORING, [], {}, None),
     "offloaded activations": (CHECKPOINTING, ["--fsdp_activation_checkpointing_offload", "true"], {}, None),
     "zero 2": (ZERO2, [], {}, {}),
     "zero 3": (ZERO2, ["--zero_stage", "3"], {}, None),
@@ -69,6 +74,7 @@ ROWS = {
     "several on processors": ({}, ["--cpu", "--num_processes", "2"], {}, None),
     "one on processors": ({}, ["--cpu", "--num_processes", "1"], {}, {}),
     "megatron": ({"distributed_type": "MEGATRON_LM", "num_processes": 2}, [], {}, None),
+    "parallelism": ({**PAIR, "parallelism_config": {"parallelism_config_tp_size": 2}}, [], {}, None),
 }
 # Variables with which a run is refused; those of the first rows bring accelerate to a traceback.
 FSDP = "ACCELERATE_USE_FSDP=true FSDP_VERSION=2 FSDP_"
@@ -81,7 +87,9 @@ REFUSED = [
     "ACCELERATE_USE_FSDP=1 FSDP_VERSION=2",
     *("ACCELERATE_DYNAMO_USE_FULLGRAPH=maybe", "ACCELERATE_CPU_AFFINITY=maybe", "ACCELERATE_FP8_BACKEND=TE"),
     *("ACCELERATE_MIXED_PRECISION=fp8", f"{TORCHRUN} RANK=1", "PMI_SIZE=two", "PMI_RANK=two"),
-    "ACCELERATE_LOG_LEVEL=loud",
+    *("ACCELERATE_LOG_LEVEL=loud", "ACCELERATE_DYNAMO_BACKEND=quark", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4"),
+    *(f"ACCELERATE_{name}=true" for name in ("IN_TPU_POD", "USE_SAGEMAKER", "USE_PARALLELISM_CONFIG")),
+    "ACCELERATE_USE_DEEPSPEED=true ACCELERATE_DEEPSPEED_ZERO_STAGE=3",
     *(f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={value}" for value in ("", "auto", "-1", "²", "1.0")),
     *(f"{TORCHRUN} {name}=two" for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT")),
 ]
@@ -95,7 +103,8 @@ INHERITED = ("MASTER_ADDR", "MASTER_PORT", "KMP_AFFINITY", "LOCAL_RANK", "WORLD_
 
 
 def write_file(tmp_path: Path, settings: dict) -> Path:
-    file = tmp_path / "accelerate.yaml"
+    file = tmp_path / "accelerate" / "default_config.yaml"
+    file.parent.mkdir(exist_ok=True)
     one = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO", "num_processes": 1, "num_machines": 1}
     file.write_text(yaml.safe_dump({**one, "machine_rank": 0, **settings}))
     return file
@@ -113,11 +122,16 @@ def hand_on(file: Path, flags: list[str]) -> dict[str, str]:
     return prepare_simple_launcher_cmd_env(arguments)[1]
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_each_setting_of_a_launcher_is_honoured_or_refused(row, tmp_path, monkeypatch):
-    settings, flags, fields, changes = ROWS[row]
+@pytest.fixture
+def bare(monkeypatch):
+    """An environment without words for a training."""
     for name in (*INHERITED, *[name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_each_setting_of_a_launcher_is_honoured_or_refused(row, tmp_path, monkeypatch, bare):
+    settings, flags, fields, changes = ROWS[row]
     # DeepSpeed is not installed where tests run; some ports may be taken.
     monkeypatch.setattr(launcher, "find_spec", lambda name: name)
     handed = hand_on(write_file(tmp_path, settings), [*flags, "--main_process_port", "0"])
@@ -214,32 +228,80 @@ def test_weights_under_other_names_are_not_saved(tmp_path):
         gather_weights(torch.nn.Sequential(model), accelerator, names)
 
 
-def start(tmp_path: Path, settings: dict, *words: str) -> subprocess.CompletedProcess[str]:
-    """Runs `accelerate launch` on a small run, with no setting of ours but what is given."""
-    config = write_text_recipe(tmp_path, max_steps=1)
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
-    command += ["--config_file", str(write_file(tmp_path, settings)), *words, "-m", "hf_ext.training", config]
+# How processes are started; the module and the recipe follow.
+LAUNCHERS = {
+    "accelerate": ["-m", "accelerate.commands.launch", "--main_process_port", "0"],
+    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
+    "python": [],
+}
+
+
+def start(
+    tmp_path: Path, launcher: str, settings: dict, flags: list[str], module: str = "hf_ext.training", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Starts a small run by a launcher whose file lies in the home folder, with no word of ours but variables."""
+    write_file(tmp_path, settings)
+    command = [sys.executable, *LAUNCHERS[launcher], *flags, "-m", module, str(tmp_path / "config.yaml")]
     hidden = (*INHERITED, "ACCELERATE_USE_CPU")
     kept = {name: value for name, value in environment().items() if name not in hidden}
-    return subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=280)
+    told = {**kept, "HF_HOME": str(tmp_path), **variables}
+    return subprocess.run(command, cwd=ROOT, env=told, capture_output=True, text=True, timeout=280)
 
 
-# A real launch that cannot be honoured is one line: refused rows that need neither DeepSpeed nor other fields of the
-# run, and sharding on processors.
+# Real launches that cannot be honoured: all refused rows, and sharding on processors.
 SHARDED = {"fsdp_config": {"fsdp_version": 2, "fsdp_cpu_ram_efficient_loading": True}, "mixed_precision": "fp16"}
-LAUNCHES = {row: (file, flags) for row, (file, flags, fields, changes) in ROWS.items()
-            if changes is None and not fields and "DEEPSPEED" not in str(file)}  # fmt: skip
-LAUNCHES["cpu"] = {**FSDP2, **SHARDED}, ["--fsdp_sync_module_states", "true"]
+LAUNCHES = {row: (file, flags, fields) for row, (file, flags, fields, changes) in ROWS.items() if changes is None}
+LAUNCHES["cpu"] = {**FSDP2, **SHARDED}, ["--fsdp_sync_module_states", "true"], {}
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, marks=[pytest.mark.slow] * (row != "eager")) for row in LAUNCHES])
 def test_every_refusal_in_a_real_launch(tmp_path, row):
-    settings, flags = LAUNCHES[row]
-    done = start(tmp_path, settings, *flags)
+    settings, flags, fields = LAUNCHES[row]
+    if "DEEPSPEED" in str(settings) and find_spec("deepspeed") is None:
+        pytest.skip("the launcher itself asks for DeepSpeed")
+    write_text_recipe(tmp_path, max_steps=1, **fields)
+    # What is refused is so before data is read.
+    (tmp_path / "data.jsonl").unlink()
+    done = start(tmp_path, "accelerate", settings, flags)
     assert done.returncode != 0
-    assert len([line for line in done.stderr.splitlines() if line.startswith("Error: ")]) >= 1, done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    # Of both processes.
+    assert len(told) in (1, 2) and len({*told}) == 1 and "data.jsonl" not in told[0], done.stderr
     # The launcher's own traceback tells that a process failed; none of ours does.
     assert "hf_ext/training/" not in done.stderr.replace("\\", "/"), done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+# Starts a training in a process for each of the environments.
+_EACH = """
+import json, os, sys
+from hf_ext.training.launch import main, read_arguments
+read_arguments(sys.argv[1], [])
+for told in map(json.loads, sys.argv[2:]):
+    if not os.fork():
+        os.environ.update(told)
+        os._exit(main(sys.argv[1:2]))
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_every_refusal_of_variables_in_a_real_process(tmp_path, bare):
+    config = write_text_recipe(tmp_path, max_steps=1)
+    (tmp_path / "data.jsonl").unlink()
+    alone = "ACCELERATE_TORCH_DEVICE=cuda:99", "ACCELERATE_TORCH_DEVICE=quark"
+    told = [read_words(row) for row in (*REFUSED, *alone)]
+    # What the launcher starts with where DeepSpeed is installed.
+    for settings, flags, fields in LAUNCHES.values():
+        if "DEEPSPEED" in str(settings) and not fields:
+            handed = hand_on(write_file(tmp_path, settings), [*flags, "--main_process_port", "0"])
+            told.append({name: value for name, value in handed.items() if os.environ.get(name) != value})
+    done = warm_python.run([sys.executable, "-c", _EACH, config, *map(json.dumps, told)], cwd=ROOT, env=os.environ)
+    assert done.stdout.split() == ["2"] * len(told), done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(told)
+    for line, row in zip(lines, told, strict=True):
+        assert any(name in line or name.removeprefix("ACCELERATE_").lower() in line for name in row), line
     assert not (tmp_path / "run").exists()
 
 
@@ -253,21 +315,66 @@ def test_processes_that_do_not_find_each_other_say_so(tmp_path, monkeypatch):
         make_accelerator(make_arguments(tmp_path, {}, timeout_minutes=0.01), tmp_path)
 
 
+# Real launches that are honoured: a launcher, its file and words, variables, and what a state tells of it.
+SWITCHES = {**PAIR, "gpu_ids": "98,99", "enable_cpu_affinity": True, "debug": True}
+CPU = "ACCELERATE_TORCH_DEVICE=cpu ACCELERATE_GRADIENT_ACCUMULATION_STEPS=1"
+TAKEN = {
+    "precision": ("accelerate", {"mixed_precision": "bf16"}, [], {}, {"mixed_precision": "bf16"}),
+    "inductor": ("accelerate", {}, ["--dynamo_backend", "inductor"], {}, {"torch_compile": True}),
+    "cpu": ("accelerate", {}, ["--cpu"], {}, {}),
+    # They train together, not each alone, and need no word for it.
+    "two": ("accelerate", PAIR, [], {}, {"processes": 2}),
+    "switches": ("accelerate", SWITCHES, [], {}, {"processes": 2}),
+    "torchrun": ("torchrun", {}, [], {}, {"processes": 2}),
+    "no launcher": ("python", {"mixed_precision": "bf16"}, [], read_words(CPU), {}),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [["--mixed_precision", "bf16"], ["--dynamo_backend", "inductor"], ["--cpu"]])
-def test_a_real_launch_that_is_honoured(tmp_path, flags):
-    done = start(tmp_path, {}, *flags)
+@pytest.mark.parametrize("row", TAKEN)
+def test_a_real_launch_that_is_honoured(tmp_path, row):
+    launcher, settings, flags, variables, changes = TAKEN[row]
+    write_text_recipe(tmp_path, max_steps=1)
+    check_launched(tmp_path, start(tmp_path, launcher, settings, flags, **variables), **changes)
+
+
+def check_launched(tmp_path: Path, done: subprocess.CompletedProcess[str], **changes: object) -> None:
+    """The run is complete, its state tells the same settings, and its weights have the names of the model."""
     assert done.returncode == 0, done.stderr
-    told = json.loads((tmp_path / "run" / "args.json").read_text())["arguments"]
-    assert told["mixed_precision"] == ("bf16" if "bf16" in flags else "no")
-    assert told["torch_compile"] == ("inductor" in flags)
+    told = json.loads((tmp_path / "run" / "state" / "step-1" / "manifest.json").read_text())
+    told |= told["arguments"]
+    usual = {"mixed_precision": "no", "torch_compile": False, "activation_checkpointing": False}
+    expected = {**usual, "processes": 1, "sharding": None, **changes}
+    assert {name: told[name] for name in expected} == expected
     names = load_file(tmp_path / "run" / "snapshot" / "model.safetensors").keys()
-    assert names and not any("_orig_mod" in name for name in names)
+    assert "classifier.weight" in names, names
 
 
 @pytest.mark.slow
-def test_processes_on_processors_need_no_word_for_it(tmp_path, examples, monkeypatch):
-    """torchrun, or a launcher of GPUs on a machine without any: they train together, not each alone."""
-    done = start(tmp_path, {"distributed_type": "MULTI_GPU", "num_processes": 2})
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("row", [FSDP2, CHECKPOINTING, ZERO2], ids=["fsdp", "checkpointing", "deepspeed"])
+def test_a_real_launch_that_is_sharded(tmp_path, row):
+    """On processors, by a patch of accelerate; all else is as a launcher starts it."""
+    kind = row["distributed_type"]
+    if kind == "DEEPSPEED":
+        pytest.importorskip("deepspeed")
+    write_text_recipe(tmp_path, max_steps=1)
+    done = start(tmp_path, "accelerate", row, [], "tests.training.sharded", DS_ACCELERATOR="cpu")
+    changes = {"activation_checkpointing": row is CHECKPOINTING, "processes": 2, "sharding": kind}
+    check_launched(tmp_path, done, **changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "names", [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("RANK", "WORLD_SIZE")]
+)
+def test_processes_of_mpi_or_a_cluster_train_together(tmp_path, names):
+    """Started without LOCAL_RANK, as mpirun does."""
+    config, place = write_text_recipe(tmp_path, max_steps=1), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    kept = {name: value for name, value in environment(**place).items() if name != "ACCELERATE_USE_CPU"}
+    command = [sys.executable, "-m", "hf_ext.training", config]
+    both = [
+        subprocess.Popen(command, cwd=ROOT, env={**kept, **dict(zip(names, (rank, "2"), strict=True))})
+        for rank in "01"
+    ]
+    assert [process.wait(280) for process in both] == [0, 0]
     assert json.loads((tmp_path / "run" / "args.json").read_text())["processes"] == 2

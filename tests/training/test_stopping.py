@@ -4,8 +4,10 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
+import string
 import subprocess
 import sys
 import time
@@ -17,10 +19,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hf_ext.errors import UsageError
 from hf_ext.training import main as program
-from hf_ext.training.launcher import honour_launcher, require_devices
+from hf_ext.training.launcher import require_devices
 from hf_ext.training.state import RunFolder
 from hf_ext.training.stopping import EXIT_CODE, SIGNALS, RunStopped, Stopping
 from tests.kit.own_data import write_files
@@ -30,6 +33,7 @@ from tests.kit.refusals import refused
 from .launching import ROOT, environment
 from .stoppable import finish, start
 from .test_control import Word
+from .test_launcher import hand_on
 from .tiny import TinyTask, contents, evaluated, make_arguments, make_task, run, write_config, write_text_recipe
 
 STEPS = 30
@@ -198,12 +202,15 @@ def slurm(tmp_path):
     """A function that runs the job of examples/accelerate with commands that stand in for SLURM's."""
     if sys.platform == "win32":
         pytest.skip("a script of bash")
-    told = f'#!/bin/bash\necho "$@" >> {tmp_path}/said\n[ $1 = requeue ] || echo localhost\n'
+    told = f'#!/bin/bash\necho "$@" >> {tmp_path}/said\n[ $1 = requeue ] || printf "localhost\\nother\\n"\n'
     commands = {"python": f'#!/bin/bash\nexec {sys.executable} "$@"\n', "srun": SRUN, "scontrol": told}
     for name, script in commands.items():
         write_files(tmp_path / "bin", {name: script})
         (tmp_path / "bin" / name).chmod(0o755)
-    recipe = write_text_recipe(tmp_path, max_steps=3)
+    # Gradients that are zero but for their rounding become no steps of full size.
+    recipe = write_text_recipe(tmp_path, max_steps=3, optim_args={"eps": 1e-3}, weight_decay=0.0)
+    rows = [json.dumps({"text": word * 3, "label": number % 2}) for number, word in enumerate(string.ascii_letters)]
+    (tmp_path / "data.jsonl").write_text("\n".join(rows))
 
     def job(tasks: int, a_node: int, *flags: str, **more: str) -> subprocess.CompletedProcess:
         of_slurm = {"NTASKS": str(tasks), "NTASKS_PER_NODE": str(a_node), "JOB_NODELIST": "node", "JOB_ID": "7"}
@@ -241,16 +248,48 @@ def test_another_program_of_a_job_goes_on_after_the_signal(tmp_path, slurm):
     assert (tmp_path / "said").read_text().count("requeue") == 1
 
 
-def test_a_sharded_job_is_told_to_the_training(tmp_path, slurm):
-    program = "import os\nprint({name: value for name, value in os.environ.items() if 'FSDP' in name})"
+@pytest.mark.slow
+def test_a_sharded_job_goes_on_in_fewer_processes(tmp_path, slurm):
+    """With the patch of accelerate that shards on processors."""
+    sharded = {"SHARDED": "1", "PROGRAM": "python -m tests.training.sharded", "PYTHONPATH": str(ROOT)}
+    stopped = slurm(4, 2, "--deadline_minutes=1e-9", **sharded)
+    assert stopped.returncode == EXIT_CODE, stopped.stderr
+    done = slurm(2, 1, "--per_device_train_batch_size=4", **sharded)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "run" / "state" / "step-3" / "manifest.json").read_text())
+    assert (told["processes"], told["sharding"]) == (2, "FSDP")
+    whole = tmp_path / "whole"
+    assert slurm(1, 1, "--per_device_train_batch_size=8", f"--output_dir={whole}").returncode == 0
+    found, expected = (load_file(run / "snapshot" / "model.safetensors") for run in (tmp_path / "run", whole))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_each_process_of_a_job_knows_its_place_and_sees_the_devices_of_its_node(tmp_path, slurm):
+    kinds = ("ACCELERATE_USE_FSDP", "FSDP_", "MASTER_", "CUDA_", "RANK", "LOCAL_", "WORLD_")
+    told = f"{{name: os.environ[name] for name in os.environ if name.startswith({kinds})}}"
+    # In one piece.
+    program = f"import os, socket\nos.write(1, ascii({told}).encode() + b'\\n')\n"
+    # The port is free.
+    program += "os.environ['RANK'] != '0' or socket.socket().bind(('', int(os.environ['MASTER_PORT'])))"
     (tmp_path / "program.py").write_text(program)
+    handed = hand_on(ROOT / "examples/accelerate/fsdp2.yaml", ["--main_process_port", "0"])
     for sharded in ("", "1"):
-        told = literal_eval(slurm(1, 1, SHARDED=sharded, PROGRAM="python program.py").stdout)
-        # Without GPUs it is refused: FSDP2 was asked for.
-        arguments = make_arguments(tmp_path / "run", {}, gradient_accumulation_steps=1)
-        assert honour_launcher(arguments, told) == (arguments, [])
+        done = slurm(4, 2, SHARDED=sharded, PROGRAM="python program.py", CUDA_VISIBLE_DEVICES="0,1")
+        assert done.returncode == 0, done.stderr
+        told = sorted(map(literal_eval, done.stdout.splitlines()), key=lambda each: each["RANK"])
+        assert [(each["RANK"], each["LOCAL_RANK"]) for each in told] == [*zip("0123", "0101", strict=True)]
+        (place,) = {(each["MASTER_ADDR"], each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"]) for each in told}
+        assert place == ("localhost", "4", "2") and len({each["MASTER_PORT"] for each in told}) == 1
+        assert {each["CUDA_VISIBLE_DEVICES"] for each in told} == {"0,1"}
+        # What the launcher makes of the file, and without GPUs refused.
+        said = {name: value.lower() for name, value in told[0].items() if name.startswith(kinds[:2])}
+        assert said.keys() >= {"FSDP_VERSION"} if sharded else not said
+        assert said == {name: handed[name].lower() for name in said}
         with pytest.raises(UsageError) if sharded else nullcontext():
-            require_devices(told)
+            require_devices({**said, "ACCELERATE_USE_CPU": "true"})
+    lines = re.findall("#SBATCH --(.*?)=(.*)", (ROOT / "examples/accelerate/slurm.sh").read_text())
+    asked = {name: number for name, number in lines if "nodes" in name or "gpu" in name or "tasks" in name}
+    assert asked == {"nodes": "2", "ntasks-per-node": "8", "gpus-per-node": "8"}
 
 
 @pytest.mark.slow
