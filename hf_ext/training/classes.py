@@ -1,14 +1,21 @@
 """Classes by their names: data, task, checkpoint and an adapter's base may have other numbers for them."""
 
+import contextlib
 import functools
 import logging
+import re
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import datasets
 
-from ..data.cells import is_number
-from ..data.opening import class_names, relabel
+from ..data.cells import class_name, is_number
+from ..data.files import UNOPENABLE, first_files
+from ..data.opening import class_names, find_files, find_splits, find_usual, open_source, relabel
+from ..data.source import DataSource
 from ..errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -66,20 +73,6 @@ def match_classes(data: Any, task: Any, who: str = "the evaluation data") -> Any
     return relabel(data, task.label_column, numbers, datasets.ClassLabel(names=names))
 
 
-def are_moved(data: Any, task: Any) -> bool:
-    """True if classes of training data have other numbers now than before they were matched with a checkpoint's."""
-    known, kind = (
-        getattr(task, "known_classes", None) or [],
-        (data.features or {}).get(getattr(task, "label_column", "")),
-    )
-    written = class_names(kind)
-    # Names in task.label_names were matched, except those of lists, and with other capitals.
-    if {*written} <= {*getattr(task, "label_names", [])} and not hasattr(kind, "feature"):
-        return False
-    found = _spell(written, known)
-    return {*found} <= {*known} and found != known[: len(found)]
-
-
 def _spell(found: list[str], known: list[str]) -> list[str]:
     """Names with the capitals that others have, where both are unique without them."""
     places = {name.casefold(): name for name in known}
@@ -120,3 +113,36 @@ def check_labels(data: datasets.Dataset, task: Any) -> None:
                 task.read_class(label)
         except DataError as error:
             raise DataError(f"the evaluation data: {error}") from error
+
+
+@contextlib.contextmanager
+def name_unlabelled(source: DataSource | None) -> Iterator[None]:
+    """Adds the first table without a label to an error of a missing one; a picture or a recording is named there."""
+    try:
+        yield
+    except ValueError as error:
+        # From a loader process comes its text alone.
+        found = re.search(r"column '(.+?)' holds (?:None|nan|'')|has no column '(.+?)'", str(error))
+        parts = source.parts or [source] if found and source else []
+        for file, part in ((file, each) for each in parts for file in _list_tables(each)):
+            if found and _lacks_label(replace(part, path=file, split="train", hold_out=0.0), found[1] or found[2]):
+                raise DataError(f"{error} The first file without it: {file}.") from error
+        raise
+
+
+def _lacks_label(table: DataSource, column: str) -> bool:
+    try:
+        # To its end might take hours.
+        rows = open_source(replace(table, streaming=True)).take(10_000)
+        return any(class_name(row.get(column)) is None for row in rows)
+    except UNOPENABLE:
+        return False
+
+
+def _list_tables(source: DataSource) -> list[str]:
+    """The local tables of the split of a source, as far as their places tell it."""
+    places = find_files(source.path)
+    if len(places) == 1 and (folder := Path(places[0])).is_dir():
+        split = "train" if source.hold_out else source.split.partition("[")[0]
+        places = [*map(str, find_splits(folder, find_usual(first_files(folder))).get(split, []))]
+    return [place for place in places if place.lower().endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet"))]
