@@ -104,13 +104,14 @@ def number_classes(names: tuple[str, ...]) -> tuple[dict[str, int], bool]:
     return places | {name: place for place, name in enumerate(names)}, are_numbers
 
 
-def check_labels(data: datasets.Dataset, task: Any) -> None:
+def check_labels(data: datasets.Dataset, task: Any, source: DataSource | None = None) -> None:
     """Refuses labels that the first evaluation would refuse, before the first step."""
     kind = None if getattr(task, "known_classes", None) is None else data.features.get(task.label_column)
     if isinstance(kind, datasets.Value | datasets.ClassLabel):
         try:
-            for label in dict.fromkeys(data.with_format(None)[task.label_column][:]):
-                task.read_class(label)
+            with name_unlabelled(source):
+                for label in dict.fromkeys(data.with_format(None)[task.label_column][:]):
+                    task.read_class(label)
         except DataError as error:
             raise DataError(f"the evaluation data: {error}") from error
 
@@ -122,27 +123,24 @@ def name_unlabelled(source: DataSource | None) -> Iterator[None]:
         yield
     except ValueError as error:
         # From a loader process comes its text alone.
-        found = re.search(r"column '(.+?)' holds (?:None|nan|'')|has no column '(.+?)'", str(error))
-        parts = source.parts or [source] if found and source else []
-        for file, part in ((file, each) for each in parts for file in _list_tables(each)):
-            if found and _lacks_label(replace(part, path=file, split="train", hold_out=0.0), found[1] or found[2]):
-                raise DataError(f"{error} The first file without it: {file}.") from error
+        found = re.search(r"column '([^']+)'(?= holds (?:None|nan|'')|; it has)", str(error))
+        for table in _list_tables(source) if source and found else ():
+            lacks = False
+            with contextlib.suppress(*UNOPENABLE):
+                # To its end might take hours.
+                lacks = any(class_name(row.get(found[1])) is None for row in open_source(table).take(10_000))
+            if lacks:
+                raise DataError(f"{error} The first file without it: {table.path}.") from error
         raise
 
 
-def _lacks_label(table: DataSource, column: str) -> bool:
-    try:
-        # To its end might take hours.
-        rows = open_source(replace(table, streaming=True)).take(10_000)
-        return any(class_name(row.get(column)) is None for row in rows)
-    except UNOPENABLE:
-        return False
-
-
-def _list_tables(source: DataSource) -> list[str]:
-    """The local tables of the split of a source, as far as their places tell it."""
-    places = find_files(source.path)
-    if len(places) == 1 and (folder := Path(places[0])).is_dir():
-        split = "train" if source.hold_out else source.split.partition("[")[0]
-        places = [*map(str, find_splits(folder, find_usual(first_files(folder))).get(split, []))]
-    return [place for place in places if place.lower().endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet"))]
+def _list_tables(source: DataSource) -> Iterator[DataSource]:
+    """The local tables of a source, each as a stream; of a folder those of its split, as far as their places tell."""
+    for part in source.parts or [source]:
+        places = find_files(part.path)
+        if len(places) == 1 and (folder := Path(places[0])).is_dir():
+            split = "train" if part.hold_out else part.split.partition("[")[0]
+            places = [*map(str, find_splits(folder, find_usual(first_files(folder))).get(split, []))]
+        for place in places:
+            if place.lower().endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet")):
+                yield replace(part, path=place, split="train", hold_out=0.0, streaming=True)

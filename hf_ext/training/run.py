@@ -38,7 +38,7 @@ from ..terminal import is_quiet
 from .arguments import TrainingArguments
 from .callbacks import Callback
 from .changes import Changes, describe_run, fingerprint
-from .classes import check_labels, match_classes, name_unlabelled
+from .classes import check_labels, match_classes
 from .data import TrainingLoader, check_workers, count_positions, describe_small_groups
 from .evaluation import require_examples
 from .launcher import check_processes, needs_processors, require_devices
@@ -305,8 +305,7 @@ class Run:
         self.train_data = match_classes(self.train_data, self.task, "the training data")
         self.eval_data = {name: match_classes(data, self.task) for name, data in self.eval_data.items()}
         for name, rows in self.eval_data.items():
-            with name_unlabelled(self.eval_sources[name]):
-                check_labels(rows, self.task)
+            check_labels(rows, self.task, self.eval_sources[name])
         if arguments.peft is not None and init_from is not None:
             refuse_lost_fields(module, arguments.model, init_from, self.task.changes_beside(init_from))
             module = add_adapter(module, arguments.peft, init_from)
@@ -337,8 +336,7 @@ class Run:
             if self.accelerator.native_amp:
                 autocast = self.accelerator.autocast()
                 module.forward = convert_outputs_to_fp32(autocast(module.forward))  # type: ignore[method-assign]
-        # The slowest disk is waited for here: `prepare` exchanges tensors.
-        self.ranks.wait()
+        self.ranks.wait()  # for the slowest disk: `prepare` exchanges tensors, which has a time limit
         self.model, self.optimizer = self.accelerator.prepare(module, optimizer)
         self.weights = list(self.model.parameters())
         self.module = self.accelerator.unwrap_model(self.model)
