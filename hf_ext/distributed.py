@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 if TYPE_CHECKING:
     from accelerate import Accelerator, PartialState
 
-# Longest wait of a finished process for the slowest one.
+# Longest wait for the slowest process: in words, unlike exchanges of tensors, for which a training sets its own.
 _PATIENCE = timedelta(days=7)
 # What hides the bars of a library that is imported already; the others read their setting then.
 _BARS = {
@@ -46,7 +46,7 @@ class Ranks:
     What one of them calls here, all call.
     """
 
-    def __init__(self, accelerator: Accelerator | PartialState | None = None, patience: timedelta = _PATIENCE) -> None:
+    def __init__(self, accelerator: Accelerator | PartialState | None = None) -> None:
         self.index, self.count, self.local_index = 0, 1, 0
         self.group: Any = None
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -63,7 +63,7 @@ class Ranks:
             # one group for each group that the processes form.
             world = torch.distributed.group.WORLD
             if not _groups or _groups[0] is not world:
-                _groups[:] = [world, torch.distributed.new_group(timeout=patience, backend="gloo")]
+                _groups[:] = [world, torch.distributed.new_group(timeout=_PATIENCE, backend="gloo")]
             self.group = _groups[1]
 
     def share(self, items: list[Value]) -> list[Value]:

@@ -170,7 +170,8 @@ class TrainingArguments:
         save_minutes (`float`, defaults to 0.0): Most minutes between two resume states; 0 is off.
         deadline_minutes (`float`, defaults to 0.0): Minutes after which the run saves its state and ends; 0 is off.
         timeout_minutes (`float`, defaults to 1440.0):
-            Minutes that processes wait for one that prepares data, hashes a state or pushes; then the run fails.
+            Minutes that an exchange of tensors, such as gradients, may take; then the run fails. Processes wait longer
+            for one that prepares data, draws or pushes.
         save_total_limit (`int`, defaults to 2):
             Number of resume states kept, besides the best. If the last one is damaged, the run resumes from the one
             before; with 1 there is none, for half the disk space.

@@ -22,7 +22,6 @@ from transformers import PreTrainedConfig
 
 from ..data.opening import find_files
 from ..errors import OtherRun
-from ..settings import read_numbers
 from .arguments import SCHEDULES_WITHOUT_END, DataArguments, SourcePart, TrainingArguments, find_paths, map_paths
 from .methods import find_inner
 
@@ -68,6 +67,9 @@ def describe_run(arguments: TrainingArguments, processes: int, sharding: str | N
 def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path, task: Any = object) -> Changes:
     """Lists differences in arguments, processes and versions; refuses those that make another run. `task` is the class
     whose fields are the section of that name."""
+    if missing := now.keys() - before.keys():
+        told = f"{folder} contains a run of hf-ext {before.get('versions', {}).get('hf-ext')}"
+        raise OtherRun(f"{told}, whose states lack {min(missing)}: finish it with that, or choose another output_dir.")
     old, new = _list_settings(before, task), _list_settings(now, task)
     different = [name for name in {**new, **old} if old.get(name) != new.get(name)]
     verdicts = [
@@ -100,11 +102,6 @@ def compare_data(before: dict[str, Any], now: dict[str, Any], folder: Path, chan
     old, new = (find_paths(about["arguments"]["data"].get("train")) for about in (before, now))
     differences = compare_fingerprints(before["data"], now["data"])
     if differences and not now["arguments"]["allow_other_data"]:
-        versions = [about["versions"].get("hf-ext") for about in (before, now)]
-        if versions[0] != versions[1]:
-            differences.append(f"hf-ext: {' → '.join(map(str, versions))}")
-        if {"split", "set", "subset", "partition"} & {name.lower() for name in now["data"]["columns"]}:
-            differences.append("or an earlier hf-ext read the column of splits otherwise: finish the run with that")
         raise OtherRun(
             f"the training data differ from those of the run in {folder}",
             differences,
@@ -124,24 +121,22 @@ def compare_data(before: dict[str, Any], now: dict[str, Any], folder: Path, chan
         changes.notes.append(f"data.train.path: {', '.join(old)} → {', '.join(new)}: of equal fingerprint, {SAME}")
 
 
-def compare_classes(before: dict[str, Any], now: dict[str, Any], folder: Path, are_moved: bool) -> None:
-    """Refuses classes that have other numbers than in the run; earlier versions stored none, and moved none."""
-    then, names = before.get("classes"), now["classes"] or []
-    if then:
-        are_moved = any(name in then and then.index(name) != names.index(name) for name in names)
-    if are_moved:
+def compare_classes(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """Refuses classes that have other numbers than in the run."""
+    then, names = (about["classes"] or [] for about in (before, now))
+    if any(name in then and then.index(name) != names.index(name) for name in names):
         raise OtherRun(
             f"the classes have other numbers than in the run in {folder}",
-            [f"classes: {then or 'in the order of the training data'} → {names}"],
-            "Finish the run with the version of hf-ext that began it, and its data; or start a new run in another "
-            f"output_dir, from these weights with --init_from {folder / 'snapshot'}.",
+            [f"classes: {then} → {names}"],
+            "Finish the run with its data; or start a new run in another output_dir, from these weights with "
+            f"--init_from {folder / 'snapshot'}.",
         )
 
 
 def _list_settings(about: dict[str, Any], task: Any) -> dict[str, Any]:
     """Settings by dotted names, without the places of the data, and what a section gives as it is by default."""
-    # Earlier versions kept a number such as 1e-4 as text. An argument that did not exist then has its default.
-    settings = read_numbers({**_read_defaults(TrainingArguments), **about["arguments"]})
+    # An argument that the version before did not have has its default.
+    settings = {**_read_defaults(TrainingArguments), **about["arguments"]}
     settings |= {"processes": about["processes"], "sharding": about["sharding"]}
     data = _read_defaults(DataArguments) | settings["data"]
     # Of a list of sources their number and their weights stay.

@@ -1,14 +1,21 @@
 """Classes by their names: data, task, checkpoint and an adapter's base may have other numbers for them."""
 
+import contextlib
 import functools
 import logging
+import re
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import datasets
 
-from ..data.cells import is_number
-from ..data.opening import class_names, relabel
+from ..data.cells import class_name, is_number
+from ..data.files import UNOPENABLE, first_files
+from ..data.opening import class_names, find_files, find_splits, find_usual, open_source, relabel
+from ..data.source import DataSource
 from ..errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -66,20 +73,6 @@ def match_classes(data: Any, task: Any, who: str = "the evaluation data") -> Any
     return relabel(data, task.label_column, numbers, datasets.ClassLabel(names=names))
 
 
-def are_moved(data: Any, task: Any) -> bool:
-    """True if classes of training data have other numbers now than before they were matched with a checkpoint's."""
-    known, kind = (
-        getattr(task, "known_classes", None) or [],
-        (data.features or {}).get(getattr(task, "label_column", "")),
-    )
-    written = class_names(kind)
-    # Names in task.label_names were matched, except those of lists, and with other capitals.
-    if {*written} <= {*getattr(task, "label_names", [])} and not hasattr(kind, "feature"):
-        return False
-    found = _spell(written, known)
-    return {*found} <= {*known} and found != known[: len(found)]
-
-
 def _spell(found: list[str], known: list[str]) -> list[str]:
     """Names with the capitals that others have, where both are unique without them."""
     places = {name.casefold(): name for name in known}
@@ -111,12 +104,43 @@ def number_classes(names: tuple[str, ...]) -> tuple[dict[str, int], bool]:
     return places | {name: place for place, name in enumerate(names)}, are_numbers
 
 
-def check_labels(data: datasets.Dataset, task: Any) -> None:
+def check_labels(data: datasets.Dataset, task: Any, source: DataSource | None = None) -> None:
     """Refuses labels that the first evaluation would refuse, before the first step."""
     kind = None if getattr(task, "known_classes", None) is None else data.features.get(task.label_column)
     if isinstance(kind, datasets.Value | datasets.ClassLabel):
         try:
-            for label in dict.fromkeys(data.with_format(None)[task.label_column][:]):
-                task.read_class(label)
+            with name_unlabelled(source):
+                for label in dict.fromkeys(data.with_format(None)[task.label_column][:]):
+                    task.read_class(label)
         except DataError as error:
             raise DataError(f"the evaluation data: {error}") from error
+
+
+@contextlib.contextmanager
+def name_unlabelled(source: DataSource | None) -> Iterator[None]:
+    """Adds the first table without a label to an error of a missing one; a picture or a recording is named there."""
+    try:
+        yield
+    except ValueError as error:
+        # From a loader process comes its text alone.
+        found = re.search(r"column '([^']+)'(?= holds (?:None|nan|'')|; it has)", str(error))
+        for table in _list_tables(source) if source and found else ():
+            lacks = False
+            with contextlib.suppress(*UNOPENABLE):
+                # To its end might take hours.
+                lacks = any(class_name(row.get(found[1])) is None for row in open_source(table).take(10_000))
+            if lacks:
+                raise DataError(f"{error} The first file without it: {table.path}.") from error
+        raise
+
+
+def _list_tables(source: DataSource) -> Iterator[DataSource]:
+    """The local tables of a source, each as a stream; of a folder those of its split, as far as their places tell."""
+    for part in source.parts or [source]:
+        places = find_files(part.path)
+        if len(places) == 1 and (folder := Path(places[0])).is_dir():
+            split = "train" if part.hold_out else part.split.partition("[")[0]
+            places = [*map(str, find_splits(folder, find_usual(first_files(folder))).get(split, []))]
+        for place in places:
+            if place.lower().endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet")):
+                yield replace(part, path=place, split="train", hold_out=0.0, streaming=True)

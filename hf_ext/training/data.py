@@ -24,6 +24,7 @@ from ..data.bad_examples import BadExamples, decode_row, describe_bad, find_exam
 from ..data.files import UNUSABLE
 from ..errors import DataError, MissingColumn, UsageError
 from .arguments import DataSource
+from .classes import name_unlabelled
 from .loader_processes import ignore_signals, read_all
 
 # (example, generator) → tensors of one training sample.
@@ -253,7 +254,7 @@ class TrainingLoader:
         pinned = torch.cuda.is_available()
         options: Any = {"num_workers": num_workers, "pin_memory": pinned, "worker_init_fn": ignore_signals}
         self.stream_states: list[dict[str, Any] | None] | None = None
-        self.bad = bad or BadExamples()
+        self.source, self.bad = source, bad or BadExamples()
         self.samples_read, self.batch_size = first_batch * batch_size, batch_size
         if isinstance(data, datasets.IterableDataset):
             if source is not None and source.shuffle_buffer:
@@ -276,7 +277,7 @@ class TrainingLoader:
 
     def __iter__(self) -> Generator[dict[str, Any], None, None]:
         # Closed by name: the traceback of an error would keep the loader processes alive.
-        with contextlib.closing(read_all(self.loader)) as items:
+        with name_unlabelled(self.source), contextlib.closing(read_all(self.loader)) as items:
             for item in items:
                 if item is None:
                     continue

@@ -249,10 +249,10 @@ class _Training(Run):
         for tracker in self.accelerator.trackers:
             with self._guard(f"the tracker {tracker.name}"):
                 tracker.log(values, step=self.progress.step)
+        row = {"step": self.progress.step, "samples": self.progress.samples, **values}
         if self.accelerator.is_main_process:
-            row = {"step": self.progress.step, "samples": self.progress.samples, **values}
             self.folder.add_metrics(row)
-            self._tell("on_log", self.progress.step, row)
+        self._tell("on_log", self.progress.step, row)
 
     @contextlib.contextmanager
     def _guard(self, name: str) -> Iterator[None]:
@@ -273,6 +273,8 @@ class _Training(Run):
         for callback in self.callbacks:
             with self._guard(type(callback).__name__):
                 self.stopping.take(getattr(callback, event)(*values))
+        # For the main process, which draws and tells alone: an exchange of tensors would not wait as long.
+        self.ranks.wait()
 
     def _checkpoint(self, save: bool, evaluate: bool = False) -> None:
         """Evaluation, resume state and snapshots where they are due, or asked for."""
@@ -308,8 +310,7 @@ class _Training(Run):
         # Last: a state says that everything of its step is on disk.
         progress.owes_evaluation = False
         self._save_state()
-        if self.accelerator.is_main_process:
-            self.folder.prune(arguments.save_total_limit, progress.best_step)
+        self.ranks.ask_first(lambda: self.folder.prune(arguments.save_total_limit, progress.best_step))
         if written:
             self.stopping.saved = time.monotonic()
         for model, is_best in written:

@@ -38,7 +38,7 @@ from ..terminal import is_quiet
 from .arguments import TrainingArguments
 from .callbacks import Callback
 from .changes import Changes, describe_run, fingerprint
-from .classes import are_moved, check_labels, match_classes
+from .classes import check_labels, match_classes
 from .data import TrainingLoader, check_workers, count_positions, describe_small_groups
 from .evaluation import require_examples
 from .launcher import check_processes, needs_processors, require_devices
@@ -230,7 +230,7 @@ class Run:
         publisher = [] if arguments.hub_model_id is None else [PushModels(arguments, folder)]
         self.callbacks = [*callbacks, *publisher] if self.accelerator.is_main_process else []
         self.failures: Counter[str] = Counter()
-        ranks = self.ranks = Ranks(self.accelerator, timedelta(minutes=arguments.timeout_minutes))
+        ranks = self.ranks = Ranks(self.accelerator)
         with ranks.first_before_others():
             self._open()
         self._build()
@@ -272,7 +272,7 @@ class Run:
         if self.groups is not None and self.folder.changes.new_batch_size:
             told = f"{self.folder.path}: per_device_train_batch_size must stay"
             raise DataError(f"{told}, as each batch has pictures of one size.")
-        self.folder.check_classes(getattr(self.task, "known_classes", None), self.are_moved)
+        self.folder.check_classes(getattr(self.task, "known_classes", None))
         self.folder.prepare()
         return self.folder.start, self.folder.changes
 
@@ -302,11 +302,10 @@ class Run:
             self.folder.notes.append(f"num_train_epochs {epochs:g}: {steps} steps, in place of max_steps")
         init_from = None if arguments.init_from is None else pin_revision(arguments.init_from)
         module = build_model(self.task, arguments.model, init_from, "adapt" if arguments.peft else "train")
-        self.are_moved = are_moved(self.train_data, self.task)
         self.train_data = match_classes(self.train_data, self.task, "the training data")
         self.eval_data = {name: match_classes(data, self.task) for name, data in self.eval_data.items()}
-        for rows in self.eval_data.values():
-            check_labels(rows, self.task)
+        for name, rows in self.eval_data.items():
+            check_labels(rows, self.task, self.eval_sources[name])
         if arguments.peft is not None and init_from is not None:
             refuse_lost_fields(module, arguments.model, init_from, self.task.changes_beside(init_from))
             module = add_adapter(module, arguments.peft, init_from)
@@ -337,6 +336,7 @@ class Run:
             if self.accelerator.native_amp:
                 autocast = self.accelerator.autocast()
                 module.forward = convert_outputs_to_fp32(autocast(module.forward))  # type: ignore[method-assign]
+        self.ranks.wait()  # for the slowest disk: `prepare` exchanges tensors, which has a time limit
         self.model, self.optimizer = self.accelerator.prepare(module, optimizer)
         self.weights = list(self.model.parameters())
         self.module = self.accelerator.unwrap_model(self.model)

@@ -151,11 +151,11 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         if self.before is not None:
             compare_data(self.before, self.about, self.path, self.changes)
 
-    def check_classes(self, names: list[str] | None, are_moved: bool) -> None:
+    def check_classes(self, names: list[str] | None) -> None:
         """Refuses classes whose numbers are not those that the run began with."""
         self.about["classes"] = names
         if self.before is not None:
-            compare_classes(self.before, self.about, self.path, are_moved)
+            compare_classes(self.before, self.about, self.path)
 
     def prepare(self) -> None:
         """Creates the folder, or prepares the run in it for going on."""

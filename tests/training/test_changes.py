@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from hf_ext.errors import DataError, OtherRun
 from hf_ext.training.arguments import TrainingArguments, apply_overrides, build
-from hf_ext.training.changes import OTHER, SAME, Changes, compare_data, compare_settings, describe_run
+from hf_ext.training.changes import OTHER, SAME, compare_settings, describe_run
 from hf_ext.training.methods import find_task
 from hf_ext.training.state import RunFolder, read_manifest, write_manifest
 from tests.kit.refusals import refused
@@ -239,9 +239,6 @@ def test_states_of_sharded_weights_fit_no_others(tmp_path, examples):
     compare_settings(describe_run(two, 2, "FSDP"), describe_run(one, 1, "FSDP"), tmp_path)
     with refused(OtherRun, "DeepSpeed"):
         compare_settings(before, describe_run(one, 1, "DEEPSPEED"), tmp_path)
-    # As earlier versions kept a number.
-    two.task, one.task = {"noise": "1e-1"}, {"noise": 0.1}
-    compare_settings(describe_run(two, 2, "FSDP"), describe_run(one, 1, "FSDP"), tmp_path)
 
 
 def test_versions_are_said(tmp_path, capsys, halfway):
@@ -253,6 +250,14 @@ def test_versions_are_said(tmp_path, capsys, halfway):
     capsys.readouterr()
     run(TinyTask(), make_arguments(tmp_path / "run", halfway))
     assert f"torch 1.0 → {installed}: perhaps {OTHER}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("names", [["sharding"], ["classes"], ["versions", "data"]])
+def test_a_state_of_a_version_that_stored_less_is_refused_in_words(tmp_path, halfway, names):
+    state = RunFolder(tmp_path / "run").state(4)
+    write_manifest(state, {name: value for name, value in read_manifest(state).items() if name not in names})
+    with refused(OtherRun, min(names), "output_dir"):
+        run(TinyTask(), make_arguments(tmp_path / "run", halfway))
 
 
 @pytest.mark.slow
@@ -377,16 +382,3 @@ def test_epochs_of_more_examples_lengthen_a_run_only_without_an_end(tmp_path, ex
     pyarrow.parquet.write_table(held, first)
     with refused(OtherRun, "rows", schedule) if refuses else nullcontext():
         run(TinyTask(), arguments)
-
-
-@pytest.mark.parametrize(("column", "told"), [("split", ["0.2.0 → 0.3.0", "column of splits"]), ("x", ["0.2.0"])])
-def test_rows_that_another_version_reads_otherwise_are_told(column, told):
-    arguments = build(TrainingArguments, {"method": "mrconv-text", "output_dir": "run", **RUNS["mrconv-text"]})
-    data = {"shards": None, "columns": [column], "commits": {}, "sample": ""}
-    before, now = (
-        {**describe_run(arguments, 1, None), "versions": {"hf-ext": version}, "data": {**data, "rows": rows}}
-        for version, rows in (("0.2.0", 48), ("0.3.0", 43))
-    )
-    with refused(OtherRun, "48 → 43", *told) as error:
-        compare_data(before, now, Path("run"), Changes())
-    assert ("column of splits" in str(error.value)) == (column == "split")

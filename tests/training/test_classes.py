@@ -3,6 +3,7 @@
 import contextlib
 
 import datasets
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -10,13 +11,11 @@ from hf_ext.errors import DataError, OtherRun
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask
 from hf_ext.training.arguments import build
-from hf_ext.training.changes import compare_classes
 from hf_ext.training.classes import check_labels, match_classes
 from hf_ext.training.models import build_model
-from hf_ext.training.state import RunFolder
 from tests.kit.refusals import refused
 
-from .tiny import make_arguments, run
+from .tiny import make_arguments, make_task, run, write_images
 
 TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
 DIT = {"num_layers": 1, "num_attention_heads": 1, "attention_head_dim": 8, "mlp_ratio": 2.0, "patch_size": 4}
@@ -165,24 +164,54 @@ def test_labels_that_an_evaluation_cannot_read_end_a_run_before_its_first_step(t
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("is_old", [True, False])
-@pytest.mark.parametrize(("found", "refuses"), [("dog cat bird", True), (BASE, False)])
-def test_a_run_goes_on_with_the_numbers_of_its_classes(tmp_path, monkeypatch, is_old, found, refuses):
-    series(BASE.split()).build_model(TINY, None).save_pretrained(tmp_path / "base")
-    named(found.split()).to_parquet(tmp_path / "train.parquet")
-    settings = {"init_from": str(tmp_path / "base"), "method": "mrconv-series", "lr_scheduler_type": "constant"}
-    settings |= {"task": {"columns": ["x"], "max_length": 4, "num_labels": 3}, "max_steps": 2}
-    first = make_arguments(tmp_path / "run", tmp_path / "train.parquet", **settings)
-    with monkeypatch.context() as patch:
-        if is_old:
-            patch.setattr(RunFolder, "check_classes", lambda *_: None)
-        run(series([]), first)
-    again = make_arguments(tmp_path / "run", tmp_path / "train.parquet", **{**settings, "max_steps": 4})
-    with refused(OtherRun, "bird", "--init_from") if is_old and refuses else contextlib.nullcontext():
-        run(series([]), again)
-    if not is_old:
-        # Of a table whose classes are numbered otherwise, in a run that has stored them.
-        before = {"classes": ["bird", "cat"]}
-        compare_classes(before, {"classes": ["bird", "cat", "dog"]}, tmp_path, False)
-        with refused(OtherRun, "cat", "--init_from"):
-            compare_classes(before, {"classes": ["cat", "bird"]}, tmp_path, False)
+@pytest.mark.parametrize(("found", "refuses"), [("bird cat dog", False), ("bird dog cat", True), ("cat", True)])
+def test_a_run_goes_on_with_the_numbers_of_its_classes(tmp_path, found, refuses):
+    settings = {"method": "mrconv-series", "lr_scheduler_type": "constant", "model": TINY, "allow_other_data": True}
+    settings |= {"task": {"columns": ["x"], "max_length": 4, "num_labels": 3}}
+    for steps, names in ((2, "bird cat"), (4, found)):
+        # The names of folders, in the order of their numbers.
+        named(names.split()).to_parquet(tmp_path / "train.parquet")
+        arguments = make_arguments(tmp_path / "run", tmp_path / "train.parquet", **settings, max_steps=steps)
+        with refused(OtherRun, "cat", "--init_from") if steps == 4 and refuses else contextlib.nullcontext():
+            run(series([]), arguments)
+
+
+def write_unlabelled(folder, kind: str, lacks: str) -> None:
+    """Three tables, the second of which lacks a label or all of them; or pictures and such a table of them."""
+    rows = pd.DataFrame({"text": ["ab", "cd", "ef"] * 2, "label": pd.array([0, 1, 1] * 2, dtype="Int64")})
+    holed = rows.drop(columns="label") if lacks == "column" else rows.assign(label=rows["label"].mask(rows.index == 4))
+    if kind == "folder":
+        names = [path.name for path in sorted(write_images(folder, 6).iterdir())]
+        holed.assign(file_name=names).drop(columns="text").to_csv(folder / "metadata.csv", index=False)
+        return
+    folder.mkdir()
+    for name, table in (("a", rows), ("b", holed), ("c", rows)):
+        file = folder / f"{name}.{kind}"
+        if kind == "csv":
+            table.to_csv(file, index=False)
+        elif kind == "jsonl":
+            table.to_json(file, orient="records", lines=True)
+        else:
+            table.to_parquet(file)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lacks", "use"),
+    [
+        *((kind, lacks, "map") for kind in ("csv", "jsonl", "parquet") for lacks in ("cell", "column")),
+        *((kind, lacks, "stream") for kind in ("csv", "jsonl", "parquet") for lacks in ("cell", "column")),
+        *((kind, "cell", "eval") for kind in ("csv", "jsonl", "parquet")),
+        *(("folder", "cell", use) for use in ("map", "stream")),
+    ],
+)
+def test_the_file_that_lacks_a_label_is_named(tmp_path, kind, lacks, use):
+    write_unlabelled(tmp_path / "data", kind, lacks)
+    source = {"path": str(tmp_path / "data"), "streaming": use == "stream"}
+    whole = {"path": str(tmp_path / "data" / f"a.{kind}")}
+    data = {"train": whole, "eval": source} if use == "eval" else {"train": source}
+    method, task = ("mrconv-pixels", "image_size") if kind == "folder" else ("mrconv-text", "max_length")
+    settings = {"method": method, "task": {task: 8, "num_labels": 2}, "max_steps": 9}
+    settings |= {"model": {"hidden_size": 4, "num_hidden_layers": 1}}
+    arguments = make_arguments(tmp_path / "run", {**data, "max_bad_examples": 0.0}, **settings)
+    with refused(DataError, *(["004.png", "metadata.csv"] if kind == "folder" else [f"b.{kind}"])):
+        run(make_task(arguments), arguments)

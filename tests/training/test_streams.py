@@ -46,7 +46,7 @@ def open_kind(root: Path, kind: str) -> tuple[Any, DataSource | None]:
         return (data.shuffle(**shuffled[kind]) if kind in shuffled else data), None
     name, _, buffer = kind.partition(" with ")
     values = {"streaming": not kind.endswith("map"), "shuffle_buffer": 5 if buffer == "buffer" else 0}
-    rename = {"image.png": "image"} if name == "tars" else None
+    rename = {"image.png": "image"} if name.startswith("tars") else None
     source = DataSource(paths[name.removesuffix(" map")], rename_columns=rename, **values)
     return open_source(source), source
 
@@ -69,8 +69,9 @@ def root(tmp_path: Path) -> Path:
 
 KINDS = [
     *("one", "one with buffer", "list", "list with buffer", "three", "three with buffer", "mixture"),
-    *("mixture with buffer", "pictures", "tars", "one map", "list map", "mixture map", "python map"),
-    *("python stream", "python own shuffle", "python batched map", "python filter"),
+    *("mixture with buffer", "pictures", "tars", "tars with buffer", "one map", "list map", "mixture map"),
+    *("pictures map", "tars map", "python map", "python stream", "python own shuffle"),
+    *("python batched map", "python filter"),
 ]
 
 
@@ -98,7 +99,7 @@ class Cut:
         return found, after
 
 
-READERS = [(0, 2), (1, 1), (2, 1), (2, 2)]
+READERS = [(0, 2), (1, 1), (1, 2), (2, 1), (2, 2)]
 SHARDS = [(f"empty {kind}", workers) for kind in ("shard", "parquet") for workers in (0, 2)]
 SHARDS += [("empty parquet map", 0), ("empty parquet with buffer", 0), ("list with empty parquet", 2)]
 

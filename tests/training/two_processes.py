@@ -19,14 +19,16 @@ import datasets
 import numpy as np
 import torch
 from accelerate import PartialState
+from PIL import Image
 
+from hf_ext.distributed import scan_once
 from hf_ext.tasks.series import SeriesRegressionTask
 from hf_ext.training import Callback, train
 from tests.kit.process_state import forget_accelerate
 
-from .tiny import TinyTask, contents, find_differences, make_arguments, run_interrupted
+from .tiny import TinyTask, contents, evaluated, find_differences, make_arguments, run_interrupted
 
-FAILURES = ("error", "kill", "busy")
+FAILURES = ("error", "kill", "busy", "patient")
 STOPS = (3, 5)
 
 
@@ -63,27 +65,49 @@ def compare(root: Path, case: str, **changes: Any) -> dict[str, Any]:
 
 
 def fail(root: Path, case: str) -> None:
-    """Fails, or is killed, in the second process, or keeps the first busy for longer than the other waits."""
+    """Fails, is killed or computes for too long in the second process, or does else for long in the first."""
+
+    def rest() -> None:
+        time.sleep(8 if case == "patient" else 0)
 
     class FailingTask(TinyTask):
+        @scan_once
+        def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
+            rest()
+            return super().read_data(data)
+
         def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
-            if step == 1 and PartialState().process_index == 1 and case == "error":
-                raise ValueError("its disk is gone")
-            if step == 1 and PartialState().process_index == 1 and case == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
+            if step == 1 and PartialState().process_index == 1:
+                if case == "error":
+                    raise ValueError("its disk is gone")
+                if case == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(12 if case == "busy" else 0)
             return super().loss(model, batch, step)
 
-    class SlowPush(Callback):
+        def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image | None:
+            rest()
+            return super().sample_picture(model, examples)
+
+    class Slow(Callback):
+        def on_begin(self, step: int, folder: Path, model: torch.nn.Module) -> None:
+            rest()
+
         def on_save(self, step: int, folder: Path, is_best: bool) -> None:
-            time.sleep(12 if case == "busy" else 0)
+            rest()
 
     forget_accelerate()
-    limit = {"timeout_minutes": 0.1} if case == "busy" else {}
+    changes = {"timeout_minutes": 0.1, "max_steps": 3, "save_steps": 2} if case in ("busy", "patient") else {}
     said, kind, process = io.StringIO(), "", ""
     with contextlib.redirect_stderr(said):
         try:
-            arguments = make_arguments(root / "run", root / "examples", **limit)
-            train(FailingTask(), arguments, None, None, [SlowPush()])
+            train(
+                FailingTask(),
+                make_arguments(root / "run", evaluated(root / "examples"), **changes),
+                None,
+                None,
+                [Slow()],
+            )
         except Exception as error:
             kind, process = type(error).__name__, str(error).partition(" of ")[0]
     ending = {"kind": kind, "said": said.getvalue(), "process": process}
