@@ -128,8 +128,7 @@ def commit_folder(
                     raise
                 # The commit that ours collides with is shown a little later.
                 time.sleep(_WAITS[min(attempt, len(_WAITS) - 1)])
-            # Somebody else committed. Or this commit was made and its answer lost: then nothing is left to do, and the
-            # next try ends with what is there.
+            # Somebody else committed. Or this commit was made and its answer lost, which the next try finds.
             _refuse_collisions(repo_id, before, now, paths, set(stale) | set(find_stale(now)))
             parent, tree = head, now
         else:
