@@ -138,7 +138,7 @@ def commit_folder(
 
 
 def _explain_upload(repo_id: str, error: RuntimeError) -> Exception:
-    """What huggingface_hub says of a large file that did not arrive, without the signed address; else the error."""
+    """Names a large file that did not arrive, and why, without its signed address; other errors stay as they are."""
     cause, name = error.__cause__, re.search(r"'(.+)'", str(error))
     if name is None or not isinstance(cause, HfHubHTTPError | httpx2.TransportError):
         return error
