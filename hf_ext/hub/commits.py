@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -115,6 +116,8 @@ def commit_folder(
                 options: Any = {"revision": branch, "create_pr": create_pr, "parent_commit": parent}
                 options |= {"commit_message": message, "commit_description": description}
                 commit: CommitInfo = api.create_commit(repo_id, operations, **options)
+        except RuntimeError as error:
+            raise _explain_upload(repo_id, error) from error
         except (HfHubHTTPError, httpx2.TransportError, NoHub) as error:
             if create_pr and not _is_conflict(error):
                 # A second try might open a second pull request.
@@ -125,14 +128,24 @@ def commit_folder(
                     raise
                 # The commit that ours collides with is shown a little later.
                 time.sleep(_WAITS[min(attempt, len(_WAITS) - 1)])
-            # Somebody else committed. Or this commit was made and its answer lost: then nothing is left to do, and the
-            # next try ends with what is there.
+            # Somebody else committed. Or this commit was made and its answer lost, which the next try finds.
             _refuse_collisions(repo_id, before, now, paths, set(stale) | set(find_stale(now)))
             parent, tree = head, now
         else:
             _verify(api, repo_id, branch, commit, paths, stale)
             return commit
-    raise NotOnHub(repo_id, {branch: f"other commits were made {_TRIES} times meanwhile"}, "Push again later")
+    raise NotOnHub(repo_id, {branch: f"the Hub refused {_TRIES} times: it changed meanwhile"}, "Push again later")
+
+
+def _explain_upload(repo_id: str, error: RuntimeError) -> Exception:
+    """Names a large file that did not arrive, and why, without its signed address; other errors stay as they are."""
+    cause, name = error.__cause__, re.search(r"'(.+)'", str(error))
+    if name is None or not isinstance(cause, HfHubHTTPError | httpx2.TransportError):
+        return error
+    told = str(cause).rstrip(".")
+    if isinstance(cause, HfHubHTTPError):
+        told = f"its upload was answered with {cause.response.status_code}"
+    return NotOnHub(repo_id, {name[1]: told}, "Nothing was committed. Push again, or contact the operators of the Hub")
 
 
 def _refuse_ignored(api: HfApi, repo_id: str, branch: str, paths: dict[str, Path], create_pr: bool) -> None:

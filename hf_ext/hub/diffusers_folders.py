@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 import torch
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
 from ..errors import DataError, NotPublished
@@ -128,7 +128,11 @@ def read_remote_headers(source: str) -> tuple[list[TensorInfo], str] | None:
     try:
         commit = str(api.model_info(repo_id, revision=revision).sha)
         files = list_files(api, repo_id, commit, recursive=True)
-    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.TransportError):
+    except (OfflineModeIsEnabled, httpx2.TransportError):
+        cached = try_to_load_from_cache(repo_id, INDEX, revision=revision)
+        folder = Path(cached).parent if isinstance(cached, str) else None
+        return None if folder is None else (read_headers(folder), folder.name)
+    except (HfHubHTTPError, HFValidationError):
         return None
     if INDEX not in files:
         return None

@@ -31,9 +31,10 @@ _ESCAPE = re.compile(
 # Characters without width, and colours: they part a word for a search and not for the eye, and a copy may lose them.
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]|\x1b\\[[0-9;]{0,20}m")
 # YAML joins indented lines, and so does whoever wrapped one by hand, in a comment or a quotation too. Emphasis, tags
-# and comments part a word for a search and not for the eye. Code adds strings.
+# and comments part a word for a search and not for the eye. Code adds strings, in notebooks over two lines of a list.
 _TAG = r"</?(?:b|code|em|i|span|strong|u|wbr)\b[^<>]{0,80}>"
-_PARTED = rf"\r?\n[ \t>#]+|\*\*|<!--[^<>]{{0,80}}-->|{_TAG}|([\"'])\s{{0,80}}[+~]?\s{{0,80}}\1"
+_CELL = r"\",\s{0,80}\"\s{0,80}"
+_PARTED = rf"\r?\n[ \t>#]+|\*\*|<!--[^<>]{{0,80}}-->|{_TAG}|([\"'])\s{{0,80}}[+~]?\s{{0,80}}(?:{_CELL})?\1"
 _WRAPPED = re.compile(rf"(?<=[\w\-+/=])(?:{_PARTED})(?=[\w\-+/=])")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\-]{24,}(?:\r?\n[ \t]*[A-Za-z0-9+/_\-]{24,})*")
 # Of what is no text, nothing is searched.

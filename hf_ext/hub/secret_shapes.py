@@ -126,7 +126,7 @@ a token of Resend or OpenShift | re_ sha256~ | <NAME>(?:re_[A-Za-z0-9]{8}_[A-Za-
 a token of Dynatrace | dt0 | <START>dt0[a-z]\d\d\.[A-Z0-9]{24}\.[A-Z0-9]{64}
 # What services make today: what it is for, and then random letters.
 a token of a service | live_ _pat_ ck_ cs_ |
-    <NAME>(?:[a-z][a-z0-9]{1,11}_(?:live|pat)_(?P<value><CASED>[\w\-]{16,}|[0-9a-f]{32,})|live_[0-9a-f]{32}
+    <NAME>(?:(?!pk_)[a-z][a-z0-9]{1,11}_(?:live|pat)_(?P<value><CASED>[\w\-]{16,}|[0-9a-f]{32,})|live_[0-9a-f]{32}
     |c[ks]_[0-9a-f]{40})(?!\w)
 a token of a service | api- sdk- access- secret- key- token- live- prod |
     <NAME>(?:api|sdk|access|secret|[a-z]{0,8}key|token|live)-(?:[a-z0-9]{2,12}-)?
@@ -141,7 +141,7 @@ a webhook | hook ifttt.com | hooks\.slack\.com/(?:services|workflows|triggers)/[
 a token of Discord | . | <START>[MNO][A-Za-z0-9_\-]{23,27}\.[\w\-]{6}\.[\w\-]{27,40}
 a token of Telegram | :aa | (?:<START>|(?<=/bot))\d{8,10}:AA[\w\-]{33}
 a key of Stripe | _live_ _test_ _prod_ whsec_ |
-    <START>[srp]k_(?:live|test|prod)_[A-Za-z0-9]{16,}|<NAME>whsec_[A-Za-z0-9+/=]{24,}
+    <START>[sr]k_(?:live|test|prod)_[A-Za-z0-9]{16,}|<NAME>whsec_[A-Za-z0-9+/=]{24,}
 a token of Square | sq0 eaaa | <NAME>(?:sq0[a-z]{3}-[\w\-]{22,}|EAAA[\w\-]{60})
 a key of SendGrid or Dropbox | sg. sl. | <NAME>(?:SG\.[\w\-]{16,32}\.[\w\-]{16,64}|sl\.(?:u\.)?[\w\-]{100,})
 a key of Mailchimp or Mailgun | -us mailgun mg | <START>[0-9a-f]{32}-(?:us\d{1,2}(?!\d)|[0-9a-f]{8}-[0-9a-f]{8}(?!\w))
@@ -270,7 +270,7 @@ _PART_ENDS = re.compile(r"[\s\"'<>]")
 # What documents write in the place of a secret: words, and variables of shells, Windows, Python and templates.
 _PLACEHOLDER = re.compile(
     r"(?i:[x*]{6}|\.{3}|your|example|placeholder|change_?me|os\.environ|getenv|getpass|\benv:|redacted|dummy"
-    r"|0123456789abcdef|(?:^|[_\-])x{3,}$)"
+    r"|1234567890?abcdef|abcdefghijkl|(?:^|[_\-])(?:x{3,}|(\w)\1{9,})$)"
     r"|^(?:\$(?:[A-Z_][A-Z0-9_]*|[a-z_]+\d?|\d|[{(].*)|[%\ufffd]\w+%|%(?:\w|\(.*)|<.*>|\{.*\}"
     r"|(?i:user|pass(?:word|wd)?\d{0,3}|pwd|secret|token|key|api_?key|(?:hf_|access_?|my_?)token|label_\d+"
     r"|[\-+]?[\d.]+(?:e[\-+]?\d+)?))$"

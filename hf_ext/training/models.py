@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import peft
 import torch
 from accelerate.utils import convert_outputs_to_fp32
-from huggingface_hub import file_exists, hf_hub_download
+from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -51,12 +51,16 @@ def pin_revision(source: str) -> str:
 
 def pipeline_index(source: str) -> Path | None:
     """The `model_index.json` of a diffusers pipeline, of a Hub in a folder named by its commit; `None` of others."""
+    return _find_file(source, "model_index.json")
+
+
+def _find_file(source: str, file: str) -> Path | None:
+    """A file of a folder or, from a Hub, in the cache, which serves where the Hub cannot be asked."""
     name, revision = split_revision(source)
     if Path(name).exists():
-        index = Path(name) / "model_index.json"
-        return index if index.is_file() else None
+        return path if (path := Path(name) / file).is_file() else None
     try:
-        return Path(hf_hub_download(name, "model_index.json", revision=revision))
+        return Path(hf_hub_download(name, file, revision=revision))
     # No such file or repository, or no Hub; that a source is wrong is for those to say who open its weights.
     except (OSError, ValueError):
         return None
@@ -240,14 +244,12 @@ def _find_random(model: torch.nn.Module, adapter: Any = None) -> list[str]:
 
 def adapter_base(source: str) -> str | None:
     """Names the model that a peft adapter belongs to; `None` where `source` is no adapter."""
-    name, revision = split_revision(source)
-    local = Path(name) / "adapter_config.json"
-    if not (local.is_file() if Path(name).exists() else file_exists(name, local.name, revision=revision)):
+    if (found := _find_file(source, "adapter_config.json")) is None:
         return None
-    adapter = peft.PeftConfig.from_pretrained(name, revision=revision)
+    adapter = peft.PeftConfig.from_pretrained(str(found.parent))
     base = adapter.base_model_name_or_path
     if not base:
-        raise DataError(f"the adapter {source} names no base model: set base_model_name_or_path in {local.name}.")
+        raise DataError(f"the adapter {source} names no base model: set base_model_name_or_path in {found.name}.")
     return base if Path(base).exists() or not adapter.revision else f"{base}@{adapter.revision}"
 
 
@@ -262,6 +264,9 @@ def refuse_adapter(source: str) -> None:
 
 def load_adapter(model: torch.nn.Module, source: str) -> peft.PeftModel:
     name, revision = split_revision(source)
+    # peft asks a Hub for weights that are in the cache.
+    if (weights := _find_file(source, "adapter_model.safetensors")) is not None:
+        name = str(weights.parent)
     return peft.PeftModel.from_pretrained(cast(PreTrainedModel, model), name, revision=revision)
 
 

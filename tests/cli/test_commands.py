@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from unittest.mock import Mock
 
+import peft
 import pytest
 import torch
 from huggingface_hub import HfApi, close_session
@@ -12,14 +13,17 @@ from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from skimage import data
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext_cli.information import hide_secrets
 from tests.cli.fuzzing import ALIASES
-from tests.emr.emr_testing import push_folder
+from tests.disentangled_dit.pipeline_testing import make_pipeline
+from tests.emr.emr_testing import push_folder, tiny_bert, write_tokenizer
 from tests.hub.published import EVALUATION, save_snapshot
 from tests.kit.command_line import run
 from tests.kit.hub import run_python
+from tests.kit.restorers import tiny_restorer
 
 # HF_ENDPOINT is read when huggingface_hub is imported, so commands on a Hub run in a process of their own.
 MAIN = """
@@ -43,6 +47,43 @@ def hub(tmp_path):
         yield running
     enable_progress_bars()
     close_session()
+
+
+@pytest.mark.slow
+def test_what_the_cache_has_is_used_without_a_hub(tmp_path):
+    """Models and adapters of each kind, with HF_HUB_OFFLINE."""
+    tiny_bert(tmp_path / "bert", 1, base=tiny_bert(tmp_path / "bare"))
+    write_tokenizer(tmp_path / "gpt")
+    sizes = {"vocab_size": 99, "n_embd": 8, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path / "gpt")
+    save_snapshot(tmp_path / "semanir", reports=False)
+    make_pipeline().save_pretrained(tmp_path / "dit")
+    Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
+    bases = {"semanir": tiny_restorer(), "dit": make_pipeline().transformer}
+    bases["bert"] = AutoModelForSequenceClassification.from_pretrained(tmp_path / "bert")
+    bases["gpt"] = AutoModelForCausalLM.from_pretrained(tmp_path / "gpt")
+    targets = {"semanir": "query_key_value", "dit": "to_q", "bert": "query", "gpt": "c_attn"}
+    with EmbeddedHub(tmp_path / "hub") as running:
+        url, api = running.url, HfApi(endpoint=running.url, token=False)
+        for name, base in bases.items():
+            section = peft.LoraConfig(r=2, target_modules=[targets[name]], fan_in_fan_out=name == "gpt")
+            adapter = peft.get_peft_model(base, section)
+            adapter.peft_config["default"].base_model_name_or_path = f"org/{name}"
+            adapter.save_pretrained(tmp_path / f"{name}-adapter", save_embedding_layers=False)
+            (tmp_path / f"{name}-adapter" / "README.md").unlink()
+            for pushed in (name, f"{name}-adapter"):
+                push_folder(url, f"org/{pushed}", tmp_path / pushed)
+                api.snapshot_download(f"org/{pushed}", cache_dir=tmp_path / "home" / "hub")
+        close_session()
+    words = [["restore", f"org/semanir{end}", "../a.png", "--out", f"r{end}"] for end in ("", "-adapter")]
+    words += [["sample", f"org/dit{end}", "--out", f"s{end}.png", "--steps", "1"] for end in ("", "-adapter")]
+    words += [["classify", f"org/bert{end}", "one two"] for end in ("", "-adapter")]
+    words += [["generate", f"org/gpt{end}", "one", "--max-new-tokens", "1"] for end in ("", "-adapter")]
+    words += [["info", f"org/{name}"] for name in ("dit", "bert-adapter")]
+    begun = "from hf_ext.training.models import *\nassert pin_revision('org/gpt').startswith('org/gpt@')\n"
+    begun += "assert adapter_base('org/gpt-adapter') == 'org/gpt' and adapter_base('org/gpt') is None\n"
+    script = f"import os\nos.environ['HF_HUB_OFFLINE'] = '1'\n{MAIN}{begun}"
+    assert run_python(script, url, tmp_path / "home", json.dumps(words)).count("----") == len(words)
 
 
 def test_info_describes_a_folder_from_its_headers(snapshot):

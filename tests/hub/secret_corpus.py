@@ -169,6 +169,11 @@ def _card(content: str | bytes) -> tuple[str, bytes]:
     return "README.md", b"# Mine\n\n" + body + b"\n"
 
 
+def _cell(text: str) -> tuple[str, bytes]:
+    cells = [{"cell_type": "code", "source": text.splitlines(keepends=True)}]
+    return "demo.ipynb", json.dumps({"cells": cells}, indent=1).encode()
+
+
 # The name of a file and its content.
 PLACES: dict[str, Callable[[str], tuple[str, bytes]]] = {
     "a card": _card,
@@ -210,6 +215,7 @@ DISGUISES: dict[str, Callable[[str], tuple[str, bytes]]] = {
     "soft hyphens": lambda text: _card(_in_the_middle(text, "\u00ad")),
     "word joiners": lambda text: _card(_in_the_middle(text, "\u2060")),
     "added strings": lambda text: _card(_in_the_middle(f'x = "{text}"', '" + "')),
+    "added strings of a notebook": lambda text: _cell(_in_the_middle(f'x = "{text}"', '" +\n    "')),
     "emphasis": lambda text: _card(_in_the_middle(text, "**")),
     "tags of HTML": lambda text: _card(_in_the_middle(text, "<wbr>")),
     "a comment of HTML": lambda text: _card(_in_the_middle(text, "<!-- -->")),

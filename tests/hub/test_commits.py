@@ -152,7 +152,7 @@ def test_a_hub_that_shows_a_commit_late_is_waited_for(proxy, api, bert, tmp_path
 
 # Where a push asks, and what may happen to it there: an answer that is lost, late, an error, of another kind, or cut.
 ASKED = {"create": "/api/repos/create", "look": TREE, "modes": "/preupload/", "batch": "/info/lfs/objects/batch"}
-ASKED |= {"content": "/objects/", "commit": "/commit/"}
+ASKED |= {"content": "/lfs/upload/", "commit": "/commit/"}
 HAPPENS: dict[str, Callable[[Callable[[], Reply]], Reply | None]] = {
     # The true Hub never hears of it, or does what was asked before its answer is changed.
     "unheard": lambda send: None,
@@ -169,12 +169,14 @@ HAPPENS: dict[str, Callable[[Callable[[], Reply]], Reply | None]] = {
     "a page": lambda send: send() and Reply(200, b"<html>Please log in</html>", {"Content-Type": "text/html"}),
     "a list": lambda send: send() and Reply(200, b"[]", {"Content-Type": "application/json"}),
     "an object": lambda send: send() and Reply(200, b"{}", {"Content-Type": "application/json"}),
+    "412": lambda send: Reply(412, b'{"error": "changed"}'),
+    "torn": lambda send: (reply := send())._replace(sent=len(reply.body) // 2),
     "cut": lambda send: (reply := send()) and Reply(reply.status, reply.body[: len(reply.body) // 2], reply.headers),
 }
 
 
 # All of them, four of them in each run of the tests.
-OFTEN = [("commit", "lost"), ("modes", "a page"), ("modes", "413"), ("commit", "unheard")]
+OFTEN = [("commit", "lost"), ("modes", "a page"), ("modes", "413"), ("commit", "unheard"), ("content", "403")]
 ALL = [pytest.param(asked, kind, marks=pytest.mark.slow) for asked in ASKED for kind in HAPPENS]
 
 
@@ -199,6 +201,8 @@ def test_whatever_happens_a_push_is_whole_or_refused_in_words(proxy, api, bert, 
         assert (asked, happens) not in (("commit", "lost"), ("commit", "504")), error
         named = isinstance(error, NoHub) and error.endpoint == proxy.url
         assert named or (asked, happens) not in (("modes", "a page"), ("modes", "an object")), error
+        # A large file that does not arrive is named.
+        assert (asked, happens) != ("content", "403") or list(error.files) == ["model.safetensors"], error
         assert ending.exit_code == FAILED or happens in ("401", "404"), error
         # Where only the answer was lost, the commit may be there, and then it is whole.
         if not api.repo_exists("org/model") or titles(api) == ["initial commit"]:

@@ -54,7 +54,8 @@ def test_everyday_uses_are_refused_in_every_place(place, tmp_path):
 # What stands where a secret would, and uses of the same letters for something else.
 PLACEHOLDERS = (
     *("hf_xxx", "<YOUR_TOKEN>", "$TOKEN", "${TOKEN}", "YOUR_API_KEY", "{{ token }}", "os.environ['TOKEN1']"),
-    *("getpass()", "None", "***", "changeme1", "xxxxxxxx", "%TOKEN%", "env:TOKEN1"),
+    *("getpass()", "None", "***", "changeme1", "xxxxxxxx", "%TOKEN%", "env:TOKEN1", f"hf_{34 * '0'}"),
+    *("hf_aBcDeFgHiJkLmNoPqRsTuVwXyZ01234567", "sk-1234567890abcdef1234567890abcdef"),
 )
 WITH_PLACEHOLDERS = (
     *("export HF_TOKEN=P", "hf auth login --token P", "curl -u alice:P https://a.org", "redis-cli -a P ping"),
@@ -89,6 +90,7 @@ pa-a-word-in-an-address-of-some-forty-three-ch re_compiled_abcdefghijklmnopqrstu
 Client("meta-llama/Llama-3.1-8B-Instruct-v20240723") Client("Wav2Vec2FeatureExtractor") password: "one two"
 identified by the id 'x9'; mc alias list; http localhost:8000/x1 -a; --token abc123 --api-key token-abc123 --token=$T
 InferenceSession("model-v2.onnx", "CUDAExecutionProvider2") sqlite3.connect('runs2024.db') s.login('a', 'your word')
+pk_live_9f86d081884c7d659a2FEAA0 pk_test_9f86d081884c7d659a2FEAA0 https://js.stripe.com/v3
 https://discuss.example/t/how-to-fine-tune-a-model-on-a-single-card/12345 exp_Denoise24Sigma25Channels64Blocks8Lr3e4
 cacheKey: linux-Py311-9f86d081884c7d659a2feaa0c55ad015 PublicKey = wJalrXUtnFEMI9K7MDENGbPxRfiCYzq8LmT4vB2nxyz0=
 "image_key": "pixel_values", "dataset_key": "HuggingFaceM4/COCO2017v1" cifar_test_9f86d081884c7d659a2feaa0c55ad015

@@ -65,7 +65,8 @@ class Handler(BaseHTTPRequestHandler):
         headers = {key: value for key, value in self.headers.items() if key.lower() not in skipped}
         connection.request(self.command, self.path, body, headers)
         answer = connection.getresponse()
-        content = answer.read()
+        # Large files are sent to the address that an answer names.
+        content = answer.read().replace(f"//{self.hub.address}/lfs".encode(), f"//{self.headers['Host']}/lfs".encode())
         connection.close()
         kept = {key: value for key, value in answer.getheaders() if key.lower() not in (*skipped, "date", "server")}
         return Reply(answer.status, content, kept)
