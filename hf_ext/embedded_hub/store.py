@@ -11,11 +11,12 @@ models|datasets|spaces/owner/name/     one folder per repository, see `repositor
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -29,6 +30,7 @@ from .objects import Operation
 from .repository import Repository
 from .storage import BlobStore, inside, make_directory, write_atomically
 
+logger = logging.getLogger(__name__)
 KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 _MARKER = "hub-format-1"
 # Not the marker: where a system has no locks of its own, the lock is that the file exists.
@@ -152,10 +154,16 @@ class HubStore:
         # File managers leave files and folders (.DS_Store, @eaDir), which are none.
         return sorted("/".join(state.parts[-3:-1]) for state in (self.root / kind).glob("*/*/repository.json"))
 
-    def repositories(self, kind: str) -> list[Repository]:
-        """All repositories of a kind, by their ids."""
-        found = (self.repository(kind, identifier) for identifier in self.identifiers(kind))
-        return [repository for repository in found if repository is not None]
+    def repositories(self, kind: str, wanted: Callable[[str], bool] = lambda _: True) -> Iterator[Repository]:
+        """The repositories of a kind whose id is wanted, by their ids; one that is damaged is left out, and logged."""
+        for identifier in filter(wanted, self.identifiers(kind)):
+            try:
+                repository = self.repository(kind, identifier)
+            except Exception as error:
+                logger.error("%s/%s is damaged (%s: %s)", kind, identifier, type(error).__name__, error)
+                continue
+            if repository is not None:
+                yield repository
 
     def _folder(self, kind: str, repository_id: str) -> Path:
         return inside(self.root, kind, *repository_id.split("/"))
