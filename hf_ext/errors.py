@@ -189,11 +189,8 @@ def _blames_the_path(error: OSError) -> bool:
 def message(error: BaseException) -> str:
     """The text of an exception, or its name where it has none; of a failed request with the address."""
     import httpx2
-    from huggingface_hub import constants
 
-    # transformers names the Hub of its authors, whichever it asked.
-    text = str(error).replace(f"{constants.HUGGINGFACE_CO_URL_HOME}models'", f"{constants.ENDPOINT}/models'")
-    text = show_lines(error, text or type(error).__name__)
+    text = show_lines(error, str(error) or type(error).__name__)
     if not isinstance(error, httpx2.RequestError):
         return text
     try:

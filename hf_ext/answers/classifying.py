@@ -183,8 +183,7 @@ def cut_options(name: str, text: str, tokenizer: Any, model: Any) -> dict[str, A
 def find_first_position(model: Any) -> int:
     """The number of a model's first position: RoBERTa and its heirs count from the one behind that of the padding."""
     tables = (part for name, part in model.named_modules() if name.rpartition(".")[2] == "position_embeddings")
-    paddings = (getattr(table, "padding_idx", None) for table in tables)
-    return next((padding + 1 for padding in paddings if padding is not None), 0)
+    return next((table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None) is not None), 0)
 
 
 def require_unicode(text: str) -> None:

@@ -75,9 +75,6 @@ class AnsweringTask:
             limits = [limit and limit - first for limit in limits]
         limits.append(getattr(self.reader, "model_max_length", None))
         self.limit = min([limit for limit in limits if isinstance(limit, int)], default=None)
-        # Of the tokens that an encoder-decoder makes; those of T5 have no positions.
-        most = getattr(self.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        self._most = most if self.config.is_encoder_decoder else None
         self._heads = getattr(text, "num_attention_heads", 1)
 
     def _load_reader(self, place: str) -> Any:
@@ -123,8 +120,9 @@ class AnsweringTask:
         found = dict(self.reader(text))
         count = len(found["input_ids"])
         room = 0 if self.config.is_encoder_decoder else more
-        if self._most is not None and more > self._most:
-            raise DataError(f"task {self.name!r} makes up to {self._most} tokens, and {more} are wanted")
+        most = getattr(self.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        if self.config.is_encoder_decoder and most is not None and more > most:
+            raise DataError(f"task {self.name!r} makes up to {most} tokens, and {more} are wanted")
         if not count or (self.limit is not None and count + room > self.limit):
             told = f"the text has {count} tokens, and {room} more are wanted"
             raise DataError(f"{told}; task {self.name!r} takes 1 to {self.limit}")

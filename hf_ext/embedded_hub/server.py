@@ -69,7 +69,6 @@ class HubApplication:
         """The response of a route, or for its error; unexpected errors are logged with their traceback."""
         try:
             return dispatch(self._read_request(scope, headers, body))
-        # The loop has ended its waiting for a client that was still sending after the grace.
         except (ClientDisconnect, CancelledError):
             return None
         except HubError as error:
@@ -155,8 +154,6 @@ class EmbeddedHub:
             raise ValueError(f"host {host!r} is not loopback: set a token, or listen on 127.0.0.1")
         self._store: HubStore | None = None
         self._server: uvicorn.Server | None = None
-        # Not the thread: a join that a signal interrupts marks it as ended, though it lives.
-        self._ended = threading.Event()
 
     @property
     def url(self) -> str:
@@ -206,7 +203,8 @@ class EmbeddedHub:
             h11_max_incomplete_event_size=_MAXIMUM_HEADER_BYTES,
         )
         self._server = uvicorn.Server(configuration)
-        self._ended.clear()
+        # The thread itself does not tell: a join that a signal interrupts marks it as ended, though it lives.
+        self._ended = threading.Event()
         threading.Thread(target=self._run, args=(self._server, listening), daemon=True).start()
         return self
 

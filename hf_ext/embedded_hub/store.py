@@ -30,7 +30,6 @@ from .objects import Operation
 from .repository import Repository
 from .storage import BlobStore, inside, make_directory, write_atomically
 
-logger = logging.getLogger(__name__)
 KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 _MARKER = "hub-format-1"
 # Not the marker: where a system has no locks of its own, the lock is that the file exists.
@@ -158,12 +157,10 @@ class HubStore:
         """The repositories of a kind whose id is wanted, by their ids; one that is damaged is left out, and logged."""
         for identifier in filter(wanted, self.identifiers(kind)):
             try:
-                repository = self.repository(kind, identifier)
+                if (repository := self.repository(kind, identifier)) is not None:
+                    yield repository
             except Exception as error:
-                logger.error("%s/%s is damaged (%s: %s)", kind, identifier, type(error).__name__, error)
-                continue
-            if repository is not None:
-                yield repository
+                logging.getLogger(__name__).error("%s/%s is damaged: %r", kind, identifier, error)
 
     def _folder(self, kind: str, repository_id: str) -> Path:
         return inside(self.root, kind, *repository_id.split("/"))

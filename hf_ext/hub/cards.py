@@ -81,7 +81,6 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None, 
     """
     folder = Path(folder)
     card = folder / "README.md"
-    # before anything is written; of `other` the folder's own card says more
     if license != "other" and (refused := check_card(f"---\nlicense: {json.dumps(license)}\n---\n")):
         raise CardRefused(refused)
     evaluation = _read_evaluation(folder / "eval.json")
@@ -328,7 +327,11 @@ def _read_config(folder: Path, part: CardPart | None) -> tuple[dict[str, Any], s
         return config, "adapter.md" if part is None else part.template
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
-        told = f"model_type is {model_type!r}; correct it" if config else "it says nothing, or is not there; add it"
+        told = (
+            f"model_type is {model_type!r}; correct it"
+            if config
+            else "it names no model_type, or is not there; add it"
+        )
         raise NoTemplate(f"{folder}/config.json: {told}, or write README.md yourself")
     if installed_room(model_type) is not None:
         return config, f"{model_type}.md"

@@ -158,14 +158,14 @@ def test_the_files_that_help_names_exist():
         (["export", "denoise-color", "--onnx", ""], "Invalid value for '--onnx': the path is empty"),
         (["push", "", "org/name"], "Invalid value for 'FOLDER': the path is empty"),
         (["push", ".", "org/name", "--branch", ""], "revision='' is no name for a branch"),
-        (["card", ".", "--repo-id", ""], "Repo id must"),
+        (["card", ".", "--repo-id", ""], "--repo-id is empty"),
         (["restore", "denoise-color", "a.yaml", "--out", "o", "--device", ""], "cannot be used"),
         (["classify", "spoken-digits", "a.yaml", "--device", ""], "cannot be used"),
         (["info", "org/name@"], "org/name@ names no revision"),
         (["generate", "org/name@", "a"], "org/name@ names no revision"),
         (["emr", "export", "org/name@", "a", "o"], "org/name@ names no revision"),
         (["recipes", ""], "'' is neither a file nor a recipe"),
-        (["card", "."], "./config.json: it says nothing, or is not there"),
+        (["card", "."], "config.json: it names no model_type"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_what_is_wrong(arguments, message, tmp_path, monkeypatch):
