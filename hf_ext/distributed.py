@@ -75,7 +75,7 @@ class Ranks:
         import torch
 
         if device not in (None, "cuda") or not torch.cuda.is_available():
-            return device or "cpu"
+            return "cpu" if device is None else device
         if self.count > 1:
             # From now on `cuda` means this one, for Triton's kernels too. More processes than GPUs share them.
             torch.cuda.set_device(self.local_index % torch.cuda.device_count())
@@ -190,7 +190,7 @@ def require_device(device: str | None) -> str:
 
     from .errors import UsageError
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
     try:
         torch.zeros(1, device=device).tolist()
     except (RuntimeError, AssertionError) as error:

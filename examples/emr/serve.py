@@ -84,7 +84,7 @@ class Turns:
             raise HTTPException(499, "the client has left") from None
         except (TookTooLong, TimeoutError) as error:
             raise HTTPException(504, str(error) or f"not done after {self._limits.seconds:g} s") from error
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
             raise HTTPException(400, cut_folders(str(error))[:1000]) from error
         except (RuntimeError, OSError, MemoryError) as error:
             raise HTTPException(500, cut_folders(str(error))[:1000] or "memory is full") from error
@@ -143,9 +143,7 @@ def make_app(emr: EMRModel, access: Access, limits: Limits, tokens: int = 1024) 
         async with turns.request() as clock:
             text, made, ended = (await read_body(request)).decode(), [], False
             prompt = (await turns.take(request, clock, partial(task.encode, text, max_tokens)))["input_ids"]
-            step = TURN_TOKENS if task.in_turns else max_tokens
-            while len(made) < max_tokens and not ended:
-                count = min(step, max_tokens - len(made))
+            while not ended and (count := min(TURN_TOKENS if task.in_turns else max_tokens, max_tokens - len(made))):
                 new, ended = await turns.take(request, clock, partial(task.generate, prompt, [*made], count, **how))
                 made += new
                 if len(new) < count:
@@ -167,9 +165,8 @@ async def read_body(request: Request) -> bytes:
 
 def classify_body(task: AnsweringTask, data: bytes, limits: Limits) -> Any:
     """The label and the probabilities of a request body."""
-    if task.reads == "Image":
-        return task.classify(limits.read_8_bits(data))
-    return task.classify(data.decode() if task.reads == "Sequence" else json.loads(data))
+    read: Any = {"Image": limits.read_8_bits, "Sequence": bytes.decode}.get(task.reads, json.loads)
+    return task.classify(read(data))
 
 
 def restore_file(emr: EMRModel, name: str, data: bytes, limits: Limits) -> bytes:
@@ -194,12 +191,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0, help="from a request's beginning to its end")
     words = parser.parse_args()
     token = words.token_file.read_text().strip() if words.token_file else None
-    if not token and words.host not in OWN_NAMES:
+    if token is None and words.host not in OWN_NAMES:
         parser.error(f"--host {words.host} is not loopback: set --token-file")
-    emr = EMRModel.from_pretrained(words.artifact, device=words.device)
-    limits = Limits(words.megapixels, words.gigabytes, words.seconds)
-    access = Access(token or None, allowed_hosts=[*OWN_NAMES, words.host, *words.allowed_host])
-    uvicorn.run(make_app(emr, access, limits, words.tokens), host=words.host, port=words.port)
+    try:
+        access = Access(token, allowed_hosts=[*OWN_NAMES, words.host, *words.allowed_host])
+        emr = EMRModel.from_pretrained(words.artifact, device=words.device)
+        app = make_app(emr, access, Limits(words.megapixels, words.gigabytes, words.seconds), words.tokens)
+    except ValueError as error:
+        parser.error(str(error))
+    uvicorn.run(app, host=words.host, port=words.port)
 
 
 if __name__ == "__main__":

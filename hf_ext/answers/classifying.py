@@ -152,7 +152,7 @@ class Classifier:
             file = {"path": None if held else str(value), "bytes": value if held else None}
             value = {"raw": read_recording(file, rate), "sampling_rate": rate}
         elif self.kind == "texts":
-            options |= cut_options(f"{value!s:.60}", str(value), self.reader, self.model.config)
+            options |= cut_options(f"{value!s:.60}", str(value), self.reader, self.model)
         return [{"label": item["label"], "score": item["score"]} for item in self._pipeline(value, **options)]
 
 
@@ -165,17 +165,25 @@ def _find_tables(sources: list[Path | bytes]) -> set[Path | None]:
     return found
 
 
-def cut_options(name: str, text: str, tokenizer: Any, config: Any) -> dict[str, Any]:
+def cut_options(name: str, text: str, tokenizer: Any, model: Any) -> dict[str, Any]:
     """Options by which a tokenizer cuts a text to what its model takes; it is told where it is cut."""
     require_unicode(text)
+    config = model.config
     # Some tokenizers do not know how many tokens their model takes.
-    known = getattr(config, "longest_input", None) or getattr(config, "max_position_embeddings", None)
+    known = getattr(config, "longest_input", None) or getattr(config, "max_position_embeddings", None) or 0
+    known -= find_first_position(model)
     longest = known if known and 0 < known < tokenizer.model_max_length else tokenizer.model_max_length
     count = len(tokenizer(text, verbose=False)["input_ids"])
     if count > longest:
         kept = "last" if tokenizer.truncation_side == "left" else "first"
         logger.warning(f"{name} has {count} tokens: only the {kept} {longest} are used.")
     return {"truncation": True, "max_length": longest} if count > longest else {}
+
+
+def find_first_position(model: Any) -> int:
+    """The number of a model's first position: RoBERTa and its heirs count from the one behind that of the padding."""
+    tables = (part for name, part in model.named_modules() if name.rpartition(".")[2] == "position_embeddings")
+    return next((table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None) is not None), 0)
 
 
 def require_unicode(text: str) -> None:
@@ -197,7 +205,7 @@ def load_head(kind: Any, source: str, device: str | None = None) -> Any:
     try:
         if device == "meta":
             raise RuntimeError("it computes nothing")
-        return model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return model.eval().to(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device {device} cannot be used: {error}") from error
 
@@ -220,14 +228,18 @@ def find_kind(source: str, config: Any) -> tuple[str, str]:
     if config.model_type == "mrconv" and "ForRetrieval" in head:
         return "pairs", "classes"
     kind = next((kind for kind, of in KINDS.items() if of.model.__name__.removeprefix("AutoModel") in head), None)
-    if kind == "texts" and type(config) not in AutoModelForSequenceClassification._model_mapping:
-        # wav2vec 2.0 and its family give their heads of sounds the name of those of texts.
+    if kind == "texts" and hears(config):
         kind = "sounds"
     if kind is None or config.problem_type == "regression" or config.num_labels == 1:
         what = "tells values" if kind else f"is no classifier ({head})"
         takes = "classifiers, also of pairs of texts, and models of values or positions of series"
         raise DataError(f"{source} {what}: classify takes {takes}. `hf-ext generate` continues a text.")
     return kind, "classes"
+
+
+def hears(config: Any) -> bool:
+    """True of wav2vec 2.0 and its family, who give their heads of sounds the name of those of texts."""
+    return type(config) not in AutoModelForSequenceClassification._model_mapping
 
 
 def read_picture(value: str | Path | bytes, mode: str = "RGB") -> Image.Image:
@@ -310,7 +322,7 @@ def answer_pairs(
                 told = f"{path} has no column {name}; it has {', '.join(example)!s:.300}"
                 raise DataError(f"{told}: name both texts in the order of the training: --columns a,b.")
             text = read_text(example, name, "text_column")
-            options = cut_options(f"{path}, row {place}, {name}", text, tokenizer, model.config)
+            options = cut_options(f"{path}, row {place}, {name}", text, tokenizer, model)
             tokens = tokenizer(text, return_tensors="pt", **options)
             inputs |= {f"{key}{ending}": tokens[key].to(model.device) for key in ("input_ids", "attention_mask")}
         found[f"{path}, row {place}"] = _rank(model(**inputs).logits.float(), model.config, top_k)[0]

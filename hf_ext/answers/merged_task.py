@@ -16,7 +16,7 @@ from hf_ext.files import copy_into
 from hf_ext.tasks.pictures import in_colours
 
 from ..errors import DataError
-from .classifying import require_unicode
+from .classifying import find_first_position, hears, require_unicode
 
 _READERS: dict[str, Any] = {"Sequence": AutoTokenizer, "Image": AutoImageProcessor, "Audio": AutoFeatureExtractor}
 # Of nothing but a configuration, transformers makes a tokenizer that knows no word.
@@ -52,6 +52,8 @@ class AnsweringTask:
             self.config: Any = AutoConfig.from_pretrained(place)
             found: Any = model_class(self.config, Path(place), False)
             self.reads, ends, _ = found.__name__.rpartition("For")[2].partition("Classification")
+            if self.reads == "Sequence" and hears(self.config):
+                self.reads = "Audio"
             if self.config.model_type == "semanir":
                 self.kind, self.reads = "restoration", "Image"
             elif ends and self.reads in _READERS:
@@ -67,6 +69,10 @@ class AnsweringTask:
             self.in_turns = settings.to_diff_dict().keys() <= _BY_TOKEN
         text = self.config.get_text_config()
         limits = [getattr(text, key, None) for key in ("max_position_embeddings", "n_positions")]
+        if self.reads == "Sequence":
+            with torch.device("meta"):
+                first = find_first_position(found(self.config))
+            limits = [limit and limit - first for limit in limits]
         limits.append(getattr(self.reader, "model_max_length", None))
         self.limit = min([limit for limit in limits if isinstance(limit, int)], default=None)
         self._heads = getattr(text, "num_attention_heads", 1)
@@ -114,6 +120,9 @@ class AnsweringTask:
         found = dict(self.reader(text))
         count = len(found["input_ids"])
         room = 0 if self.config.is_encoder_decoder else more
+        most = getattr(self.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        if self.config.is_encoder_decoder and most is not None and more > most:
+            raise DataError(f"task {self.name!r} makes up to {most} tokens, and {more} are wanted")
         if not count or (self.limit is not None and count + room > self.limit):
             told = f"the text has {count} tokens, and {room} more are wanted"
             raise DataError(f"{told}; task {self.name!r} takes 1 to {self.limit}")

@@ -60,12 +60,12 @@ class Commands(Group):
         try:
             with ended_by_signals():
                 return super().invoke(ctx)
+        # These carry their own exit code, or are a help; of a closed pipe click says nothing. What lists something
+        # prints it at once, so that `hf-ext info x | head -1` is no failure.
+        except (click.exceptions.Exit, click.exceptions.NoArgsIsHelpError, click.Abort, BrokenPipeError):
+            raise
         except click.ClickException as error:
             vars(error)["message"] = show_lines(error, error.message)
-            raise
-        # These carry their own exit code; of a closed pipe click says nothing. What lists something prints it at once,
-        # so that `hf-ext info x | head -1` is no failure.
-        except (click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
             shown = classify(error)

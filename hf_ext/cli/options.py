@@ -43,6 +43,8 @@ class Place(click.Path):
     """A path, in which ~ is the home of the user: shells leave that of --out=~/restored as it is."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty; '.' is the folder here.", param, ctx)
         return super().convert(os.path.expanduser(value), param, ctx)
 
 

@@ -121,6 +121,8 @@ def card(
     if folder.resolve().parent == released.FOLDER.resolve():
         told = "a released model, whose card belongs to the package; copy the folder, and give the copy"
         raise click.UsageError(f"{folder} is {told} (or --check, which writes nothing).")
+    if repo_id == "":
+        raise click.UsageError("--repo-id is empty; give ORG/NAME, or leave the option out.")
     path = write_card(folder, repo_id=repo_id or folder.resolve().name, license=license_name)
     print_either(as_json, {"card": str(path), "text": path.read_text(encoding="utf-8")}, path)
 

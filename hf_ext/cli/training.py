@@ -219,7 +219,7 @@ def find_recipe(name: str) -> Path:
     ends = {known.rpartition("/")[2]: known for known in paths} | {known: known for known in paths}
     close = difflib.get_close_matches(name, ends, n=1)
     hint = f" Did you mean {ends[close[0]]!r}?" if close else ""
-    raise UsageError(f"{name} is neither a file nor a recipe.{hint} `hf-ext recipes` lists them.")
+    raise UsageError(f"{name or repr(name)} is neither a file nor a recipe.{hint} `hf-ext recipes` lists them.")
 
 
 def _describe(path: Path) -> Recipe:

@@ -25,6 +25,7 @@ from huggingface_hub import HfApi
 from hf_ext import __version__
 
 from ..errors import DataError
+from ..hub.checkpoints import split_id
 from ..terminal import count_of
 from .about import METADATA, find_part, open_described, open_text_folders, refuse_hidden_splits
 from .builders import LineFiles, PictureFolder, RecordingFolder, TableFiles, TarFiles
@@ -240,7 +241,7 @@ def find_splits(folder: Path, ending: str) -> dict[str, DataFilesList]:
 
 
 def _load_from_hub(source: DataSource, section: str) -> AnyDataset:
-    name, _, revision = (path := str(source.path)).partition("@")
+    name = (path := str(source.path)).partition("@")[0]
     is_local, known = path.startswith((".", "/", "~")) or glob.has_magic(path), True if "/" in name else None
     # `datasets` would load anything of that name from its cache, such as an earlier state of a moved folder.
     with contextlib.suppress(OSError, ValueError, httpx2.TransportError):
@@ -250,7 +251,7 @@ def _load_from_hub(source: DataSource, section: str) -> AnyDataset:
         confirmed = "" if is_local else f" (the Hub {answers[known]})"
         told = "give a folder, a data file, a pattern of files or a Hub data set id, org/name"
         raise SourceError(f"no data at {path}{confirmed}: {told}. {_advice(section)}")
-    return _build(datasets.load_dataset_builder(name, source.name, revision=revision or None), source)
+    return _build(datasets.load_dataset_builder(name, source.name, revision=split_id(path)[1]), source)
 
 
 def _build(builder: datasets.DatasetBuilder, source: DataSource) -> AnyDataset:

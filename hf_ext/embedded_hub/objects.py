@@ -79,10 +79,9 @@ class Snapshot:
                 files[operation.path] = operation.entry
                 continue
             prefix = f"{operation.path}/"
-            below = [path for path in files if path.startswith(prefix)]
             # As on the Hub, a folder may be deleted by the name of a file, and after its files were.
             single = operation.path in files and not operation.folder
-            doomed = [operation.path] if single else below
+            doomed = [operation.path] if single else [path for path in files if path.startswith(prefix)]
             if not doomed and not (operation.folder and operation.path in self.folders):
                 what = "folder" if operation.folder else "file"
                 raise entry_not_found(f"A {what} with this name doesn't exist: {operation.path!r}")

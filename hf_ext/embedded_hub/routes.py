@@ -106,24 +106,24 @@ def list_repositories(request: Request, kind: str) -> Any:
     moment, parts = _SORTS[sort], [part.lower() for part in request.query.get("search", ())]
     limit = request.number("limit", _REPOSITORIES_PAGE, _REPOSITORIES_PAGE)
     tags = {*request.query.get("filter", ()), *request.query.get("pipeline_tag", ())}
-    asked = (
-        identifier
-        for identifier in request.store.identifiers(kind)
-        if all(part in identifier.lower() for part in parts) and author in ("", identifier.partition("/")[0])
-    )
+
+    def is_asked(identifier: str) -> bool:
+        return all(part in identifier.lower() for part in parts) and author in ("", identifier.partition("/")[0])
+
     # none is gated
-    seen = filter(None, (request.see(kind, each) for each in asked)) if not request.flag("gated") else iter(())
+    found = () if request.flag("gated") else request.store.repositories(kind, is_asked)
+    seen = (one for one in found if request.trusted or not one.private)
     keyed: Any = ((f"{moment(one)} {one.id}" if moment else one.id, one) for one in seen)
     keyed = sorted(keyed, key=lambda pair: pair[0], reverse=True) if moment else keyed
     rest = (pair for pair in keyed if not after or (pair[0] < after if moment else pair[0] > after))
     matching = (pair for pair in rest if not tags or tags <= set(repository_info(request, pair[1])["tags"]))
     # One more than requested tells if there is a next page.
-    found = list(islice(matching, limit + 1))
+    page = list(islice(matching, limit + 1))
     headers = {}
-    if len(found) > limit:
-        query = {**request.query, "limit": limit, "cursor": found[limit - 1][0] if limit else after}
+    if len(page) > limit:
+        query = {**request.query, "limit": limit, "cursor": page[limit - 1][0] if limit else after}
         headers = _next_page(request, kind, query)
-    return json_response([_describe_listed(request, kind, one) for _, one in found[:limit]], headers=headers)
+    return json_response([_describe_listed(request, kind, one) for _, one in page[:limit]], headers=headers)
 
 
 def _describe_listed(request: Request, kind: str, repository: Repository) -> dict[str, Any]:
@@ -384,7 +384,7 @@ _TABLE: list[tuple[str, str, Callable[..., Any], bool]] = [
     ("GET", f"{_WEB}/resolve/{_REVISION}/(?P<path>.+)", downloads.resolve, False),
     ("GET", f"{_WEB}/raw/{_REVISION}/(?P<path>.+)", downloads.show_text, False),
     ("GET", "/", downloads.show_repositories, False),
-    ("GET", f"(?!/(?:api|lfs)/){_WEB}", downloads.show_repository, False),
+    ("GET", f"(?!/(?:api|lfs)/){_WEB}/?", downloads.show_repository, False),
 ]
 # An id of one part is tried last: `/api/models/me/refs` is a model if there is one, else the refs of `me`.
 ROUTES = [

@@ -15,7 +15,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -56,7 +56,10 @@ class HubApplication:
             identifier = secrets.token_hex(8)
         body = Body(receive, headers)
         # Routes read and write files, and wait for the body. The loop of uvicorn only passes bytes on.
-        response = await asyncio.to_thread(self._answer, scope, headers, body, identifier)
+        try:
+            response = await asyncio.to_thread(self._answer, scope, headers, body, identifier)
+        except asyncio.CancelledError:
+            response = error_response(HubError(503, "the server stops, and no longer waits for this request"))
         if response is not None:
             # Clients show it with an error, and the log names it.
             response.headers["X-Request-Id"] = identifier
@@ -66,7 +69,7 @@ class HubApplication:
         """The response of a route, or for its error; unexpected errors are logged with their traceback."""
         try:
             return dispatch(self._read_request(scope, headers, body))
-        except ClientDisconnect:
+        except (ClientDisconnect, CancelledError):
             return None
         except HubError as error:
             return error_response(error)
@@ -151,7 +154,6 @@ class EmbeddedHub:
             raise ValueError(f"host {host!r} is not loopback: set a token, or listen on 127.0.0.1")
         self._store: HubStore | None = None
         self._server: uvicorn.Server | None = None
-        self._thread: threading.Thread | None = None
 
     @property
     def url(self) -> str:
@@ -201,8 +203,9 @@ class EmbeddedHub:
             h11_max_incomplete_event_size=_MAXIMUM_HEADER_BYTES,
         )
         self._server = uvicorn.Server(configuration)
-        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(self._server, listening),), daemon=True)
-        self._thread.start()
+        # The thread itself does not tell: a join that a signal interrupts marks it as ended, though it lives.
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, args=(self._server, listening), daemon=True).start()
         return self
 
     def serve_forever(self, ready: Callable[[EmbeddedHub], None] | None = None) -> None:
@@ -210,24 +213,29 @@ class EmbeddedHub:
         with self:
             if ready is not None:
                 ready(self)
-            thread = self._thread
-            while thread is not None and thread.is_alive():
-                thread.join(1.0)
+            while not self._ended.wait(1.0):
+                pass
 
     def stop(self) -> None:
         """End all connections, wait for requests that are being answered, and release the folder."""
-        if self._store is None or self._server is None or self._thread is None:
+        if self._store is None or self._server is None:
             return
         self._server.should_exit = True
-        self._thread.join()
+        self._ended.wait()
         self._store.close()
-        self._store = self._server = self._thread = None
+        self._store = self._server = None
 
     def __enter__(self) -> EmbeddedHub:
         return self.start()
 
     def __exit__(self, *failure: object) -> None:
         self.stop()
+
+    def _run(self, server: uvicorn.Server, listening: socket.socket) -> None:
+        try:
+            asyncio.run(self._serve(server, listening))
+        finally:
+            self._ended.set()
 
     async def _serve(self, server: uvicorn.Server, listening: socket.socket) -> None:
         """Run uvicorn until it is told to stop, then wait for the threads of routes: a commit that has begun ends."""

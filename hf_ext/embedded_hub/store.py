@@ -11,11 +11,12 @@ models|datasets|spaces/owner/name/     one folder per repository, see `repositor
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -152,10 +153,14 @@ class HubStore:
         # File managers leave files and folders (.DS_Store, @eaDir), which are none.
         return sorted("/".join(state.parts[-3:-1]) for state in (self.root / kind).glob("*/*/repository.json"))
 
-    def repositories(self, kind: str) -> list[Repository]:
-        """All repositories of a kind, by their ids."""
-        found = (self.repository(kind, identifier) for identifier in self.identifiers(kind))
-        return [repository for repository in found if repository is not None]
+    def repositories(self, kind: str, wanted: Callable[[str], bool] = lambda _: True) -> Iterator[Repository]:
+        """The repositories of a kind whose id is wanted, by their ids; one that is damaged is left out, and logged."""
+        for identifier in filter(wanted, self.identifiers(kind)):
+            try:
+                if (repository := self.repository(kind, identifier)) is not None:
+                    yield repository
+            except Exception as error:
+                logging.getLogger(__name__).error("%s/%s is damaged: %r", kind, identifier, error)
 
     def _folder(self, kind: str, repository_id: str) -> Path:
         return inside(self.root, kind, *repository_id.split("/"))

@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import save
 
 from ..files import read_json, write_json
-from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint
+from ..hub.checkpoints import Checkpoint, explain_hub, open_checkpoint, split_id
 from ..hub.file_hashes import file_sha256
 from ..hub.header_format import CheckpointError
 from .arithmetic import SUMS, TOTALS
@@ -261,6 +261,6 @@ def fetch_file(source: str, file: str, *, token: str | bool | None = None, endpo
     """One file of `org/name[@revision]`, in the cache."""
     from huggingface_hub import hf_hub_download
 
-    name, _, revision = source.partition("@")
+    name, revision = split_id(source)
     with explain_hub(f"{file} of {source}", endpoint):
-        return Path(hf_hub_download(name, file, revision=revision or None, token=token, endpoint=endpoint))
+        return Path(hf_hub_download(name, file, revision=revision, token=token, endpoint=endpoint))

@@ -71,7 +71,7 @@ class EMRModel(Uncopied):
     ) -> None:
         self.weights, self._source, self._dtype, self._trust_remote_code = weights, source, dtype, trust_remote_code
         self.current: str | None = None
-        self._device = torch.device(device or "cpu")
+        self._device = torch.device("cpu" if device is None else device)
         self._turns, self._mixer = Turns(), Mixer(weights)
         self._told: set[str] = set()
         # by kind of batch that takes turns: the outputs that have a row for each sample

@@ -21,7 +21,7 @@ from safetensors import safe_open
 
 from ..errors import DataError, UsageError
 from ..files import copy_into, parse_json_object, require_free, whole_folder
-from ..hub.checkpoints import Checkpoint, TensorInfo, explain_hub, open_checkpoint
+from ..hub.checkpoints import Checkpoint, TensorInfo, explain_hub, open_checkpoint, split_id
 from ..hub.header_format import CheckpointError
 from ..hub.published_files import walk
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
@@ -323,7 +323,7 @@ class TaskWeights(Uncopied):
         return [_open_verified(place, file, base, named, not hub) for file in base.files]
 
     def _resolve(self, source: str, revision: str | None) -> tuple[str, str]:
-        name, _, written = source.partition("@")
+        name, written = split_id(source)
         if written and revision is not None and written != revision:
             raise ValueError(f"two revisions for {name}: {written!r} and {revision!r}; give one")
         if not re.fullmatch(r"[\w\-][\w.\-]*/[\w\-][\w.\-]*", name):

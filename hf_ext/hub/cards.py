@@ -23,7 +23,7 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardDat
 
 from ..errors import DataError, UsageError
 from ..files import read_json_object, require_kinds, whole_file
-from .card_rules import front_matter, read_card, read_front_matter
+from .card_rules import CardRefused, check_card, front_matter, read_card, read_front_matter
 from .checkpoints import open_checkpoint
 from .diffusers_folders import is_pipeline, read_config, read_headers
 from .disclosure import cut_paths
@@ -81,6 +81,8 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None, 
     """
     folder = Path(folder)
     card = folder / "README.md"
+    if license != "other" and (refused := check_card(f"---\nlicense: {json.dumps(license)}\n---\n")):
+        raise CardRefused(refused)
     evaluation = _read_evaluation(folder / "eval.json")
     # a folder that is staged again must not keep results of which nothing else is left
     entries = folder / ".eval_results" / "hf_ext.yaml"
@@ -325,9 +327,12 @@ def _read_config(folder: Path, part: CardPart | None) -> tuple[dict[str, Any], s
         return config, "adapter.md" if part is None else part.template
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
-        raise NoTemplate(
-            f"{folder}/config.json: model_type is {model_type!r}; correct it, or write README.md yourself"
+        told = (
+            f"model_type is {model_type!r}; correct it"
+            if config
+            else "it names no model_type, or is not there; add it"
         )
+        raise NoTemplate(f"{folder}/config.json: {told}, or write README.md yourself")
     if installed_room(model_type) is not None:
         return config, f"{model_type}.md"
     if not config.get("architectures"):

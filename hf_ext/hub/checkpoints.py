@@ -93,8 +93,16 @@ def split_revision(source: str) -> tuple[str, str]:
     """Splits `org/name@revision`, as `from_pretrained` wants it."""
     if Path(source).expanduser().exists():
         return str(Path(source).expanduser()), "main"
-    name, _, revision = source.partition("@")
+    name, revision = split_id(source)
     return name, revision or "main"
+
+
+def split_id(source: str) -> tuple[str, str | None]:
+    """Splits `org/name@revision`; an empty revision, as of a variable that was not set, is not that of the default."""
+    name, sign, revision = source.partition("@")
+    if sign and not revision:
+        raise UsageError(f"{source} names no revision after its @: name one, or leave the @ out")
+    return name, revision or None
 
 
 class Checkpoint(Mapping[str, torch.Tensor]):
@@ -278,7 +286,7 @@ def open_checkpoint(
         if revision is not None:
             raise UsageError(f"revision={revision!r} has no meaning for the local path {path}; leave it out")
         return _open_local(path)
-    repo_id, _, written = str(source).partition("@")
+    repo_id, written = split_id(str(source))
     if written and revision is not None and written != revision:
         raise UsageError(f"two revisions for {repo_id}: {written!r} and {revision!r}; give one")
     is_id = re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", repo_id, re.ASCII)

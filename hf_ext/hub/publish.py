@@ -240,7 +240,7 @@ def rehearse(source: str | Path, out: Path, *, repo_id: str | None = None, licen
 def _check_options(repo_id: str, revision: str | None, create_pr: bool, message: str, token: str | bool | None) -> str:
     """The branch; refuses what a Hub would refuse after the work, and a secret that the history would show."""
     validate_repo_id(repo_id or "")
-    branch = revision or constants.DEFAULT_REVISION
+    branch = constants.DEFAULT_REVISION if revision is None else revision
     if create_pr and branch != constants.DEFAULT_REVISION:
         told = f"create_pr opens a pull request against main, but revision={revision!r} names another branch"
         raise UsageError(f"{told}; give one of them")

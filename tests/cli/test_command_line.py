@@ -123,6 +123,11 @@ def test_each_command_explains_itself_with_examples_that_are_valid(name, tmp_pat
         command.make_context(command.name, words)
 
 
+@pytest.mark.parametrize("words", [[], *([group] for group in GROUPS)], ids=str)
+def test_a_group_without_a_command_shows_its_help(words):
+    assert run(*words, code=2).output == run(*words, "--help").output
+
+
 def test_the_files_that_help_names_exist():
     texts = " ".join(command.help or "" for command in [main, *all_commands().values()])
     named = set(re.findall(r"\bexamples/\S+\.yaml", texts))
@@ -148,6 +153,19 @@ def test_the_files_that_help_names_exist():
         (["restore", "model", ".", "--out", "-", "--compare"], "--compare needs a folder for its page"),
         (["evaluate", "--seed", "3", "--config", "a.yaml"], "MODEL must be the first argument"),
         (["hub", "serve"], "Missing option '--root'"),
+        # What a variable of a shell left empty is not the default.
+        (["hub", "serve", "--root", ""], "Invalid value for '--root': the path is empty"),
+        (["export", "denoise-color", "--onnx", ""], "Invalid value for '--onnx': the path is empty"),
+        (["push", "", "org/name"], "Invalid value for 'FOLDER': the path is empty"),
+        (["push", ".", "org/name", "--branch", ""], "revision='' is no name for a branch"),
+        (["card", ".", "--repo-id", ""], "--repo-id is empty"),
+        (["restore", "denoise-color", "a.yaml", "--out", "o", "--device", ""], "cannot be used"),
+        (["classify", "spoken-digits", "a.yaml", "--device", ""], "cannot be used"),
+        (["info", "org/name@"], "org/name@ names no revision"),
+        (["generate", "org/name@", "a"], "org/name@ names no revision"),
+        (["emr", "export", "org/name@", "a", "o"], "org/name@ names no revision"),
+        (["recipes", ""], "'' is neither a file nor a recipe"),
+        (["card", "."], "config.json: it names no model_type"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_what_is_wrong(arguments, message, tmp_path, monkeypatch):

@@ -135,6 +135,9 @@ def test_card_writes_a_card_that_passes_its_own_check_which_finds_what_is_missin
     folder = save_snapshot(tmp_path / "snapshot")
     card = folder / "README.md"
     assert run("card", folder, "--check", code=1).stdout == f"{card}: there is no card\n"
+    for unknown in ("my own", "", "MIT"):
+        assert '"license" must be one of' in run("card", folder, "--license", unknown, code=2).stderr
+    assert not card.exists()
     written = json.loads(run("card", folder, "--repo-id", "org/name", "--license", "mit", "--json").stdout)
     assert written["text"] == card.read_text(encoding="utf-8") and "org/name" in written["text"]
     assert "no problems found" in run("card", folder, "--check").stdout

@@ -8,6 +8,7 @@ import http.client
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from hf_ext.embedded_hub import server
 from hf_ext.embedded_hub.errors import HubError
 from hf_ext.embedded_hub.objects import Operation
 from hf_ext.embedded_hub.repository import Change
@@ -42,6 +44,21 @@ from tests.kit.refusals import refused
 from .conftest import COMMIT, serving
 
 
+def wait_until(happened: Callable[[], bool], failure: str) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline, failure
+        time.sleep(0.01)
+
+
+def refuses_connections(url: str) -> bool:
+    try:
+        socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=60).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 def test_killed_in_the_middle_of_an_upload(tmp_path: Path) -> None:
     root, zeros = tmp_path / "hub", bytes(20 << 20)
     sha256 = hashlib.sha256(zeros).hexdigest()
@@ -52,10 +69,8 @@ def test_killed_in_the_middle_of_an_upload(tmp_path: Path) -> None:
         connection.putrequest("PUT", str(request_lfs_upload(url, sha256, len(zeros))))
         connection.putheader("Content-Length", str(len(zeros)))
         connection.endheaders(zeros[: len(zeros) // 2])
-        deadline = time.monotonic() + 60
-        while sum(path.stat().st_size for path in (root / "incoming").iterdir()) < 5 << 20:
-            assert time.monotonic() < deadline, "the upload does not arrive"
-            time.sleep(0.01)
+        incoming = root / "incoming"
+        wait_until(lambda: sum(path.stat().st_size for path in incoming.iterdir()) >= 5 << 20, "it does not arrive")
         process.send_signal(signal.SIGKILL)
         process.wait()
         connection.close()
@@ -68,6 +83,56 @@ def test_killed_in_the_middle_of_an_upload(tmp_path: Path) -> None:
         # The same upload can be made again.
         path = request_lfs_upload(hub.url, sha256, len(zeros))
         assert path is not None and ask(hub.url, "PUT", path, zeros).status == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", ["commit", "upload"])
+def test_a_request_under_way_ends_before_the_server_does(tmp_path: Path, number: int, kind: str) -> None:
+    root, half = tmp_path / "hub", b"x" * (4 << 20)
+    with serving(root) as (url, process):
+        create_repository(url, "me/model")
+        # Of the commit the first file is there, of the upload one byte is missing.
+        body, method, path = commit_body({"first.bin": half, "last.bin": b"last"}), "POST", COMMIT
+        if kind == "upload":
+            body, method = half, "PUT"
+            path = str(request_lfs_upload(url, hashlib.sha256(body).hexdigest(), len(body)))
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+        connection.putrequest(method, path)
+        connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body[:-1])
+        wait_until(lambda: any((root / "incoming").iterdir()), "the body does not arrive")
+        process.send_signal(number)
+        wait_until(lambda: refuses_connections(url), "the server does not stop")
+        with refused(ValueError, "process", "served"):
+            HubStore(root)
+        connection.send(body[-1:])
+        assert connection.getresponse().status == 200
+        assert process.wait(60) == 0
+        connection.close()
+    with EmbeddedHub(root) as hub:
+        assert find_damage(hub.store) == []
+        assert hub.store.blobs.size(hashlib.sha256(half).hexdigest()) == len(half)
+        files = ask(hub.url, "GET", "/api/models/me/model/tree/main").json()
+        assert {"first.bin", "last.bin"} <= {file["path"] for file in files} or kind == "upload"
+
+
+def test_who_still_sends_after_the_grace_is_told_to_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "_GRACE_SECONDS", 1)
+    body = commit_body({"first.bin": b"x" * (4 << 20), "last.bin": b"last"})
+    with EmbeddedHub(tmp_path / "hub") as hub:
+        create_repository(hub.url, "me/model")
+        connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=60)
+        connection.putrequest("POST", COMMIT)
+        connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body[:-1])
+        wait_until(lambda: any(hub.store.incoming.iterdir()), "the body does not arrive")
+    assert connection.getresponse().status == 503
+    connection.close()
+    assert not any(record.exc_info for record in caplog.records)
+    with EmbeddedHub(tmp_path / "hub") as hub:
+        assert find_damage(hub.store) == [] == list(hub.store.incoming.iterdir())
 
 
 @pytest.mark.slow

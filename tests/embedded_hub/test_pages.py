@@ -43,6 +43,7 @@ def test_repositories_and_files_are_listed_with_links(url: str) -> None:
     assert links["me/model"] == f"{url}/me/model" and links["me/data"] == f"{url}/datasets/me/data"
     assert ask(url, "GET", "/datasets/me/data").status == 200
     answer = ask(url, "GET", "/me/model")
+    assert ask(url, "GET", "/me/model/").body == answer.body and ask(url, "GET", "/datasets/me/data/").status == 200
     page = Links(answer.body.decode())
     assert not {"script", "iframe", "style", "link"} & page.tags and f"{len(CONTENT):,} bytes" in answer.body.decode()
     commit = json.loads(ask(url, "GET", "/api/models/me/model").body)["sha"]

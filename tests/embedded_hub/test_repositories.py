@@ -112,6 +112,18 @@ def test_files_of_file_managers_are_no_repositories_and_tags_filter(url: str, hu
     assert ask(url, "GET", "/").status == 200
 
 
+@pytest.mark.parametrize("state", [b"", b"{", b"{}", b"[]", b"\xff"])
+def test_a_damaged_repository_hides_no_other_one(url: str, hub: EmbeddedHub, state: bytes) -> None:
+    assert create_repository(url, "me/other").status == 200
+    hub.stop()
+    (hub.root / "models" / "me" / "other" / "repository.json").write_bytes(state)
+    hub.start()
+    assert [each["id"] for each in ask(hub.url, "GET", "/api/models").json()] == ["me/model"]
+    assert ask(hub.url, "GET", "/").body.count(b"me/model") and ask(hub.url, "GET", "/me/other").status == 500
+    # nor is it replaced
+    assert create_repository(hub.url, "me/other").status == 500
+
+
 def test_moving(url: str, hub: EmbeddedHub) -> None:
     head = ask(url, "GET", "/api/models/me/model").json()["sha"]
     assert create_repository(url, "me/taken").status == 200

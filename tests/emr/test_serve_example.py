@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 from starlette.testclient import TestClient
 from transformers import (
@@ -29,6 +30,7 @@ from transformers import (
 )
 
 from hf_ext.answers import limits as answer_limits
+from hf_ext.answers.classifying import Classifier, Input
 from hf_ext.answers.limits import ClientLeft, Clock, Limits, TookTooLong, TookTooMuch
 from hf_ext.answers.merged_task import AnsweringTask
 from hf_ext.embedded_hub.access import Access
@@ -158,8 +160,7 @@ def test_a_served_text_is_that_of_the_model(
 
     monkeypatch.setattr(example, "TURN_TOKENS", 2)
     emr = EMRModel.from_pretrained(merge_family(tmp_path, maker(build, write_tokenizer)), "a")
-    app = example.make_app(emr, Access(None, allowed_hosts=example.OWN_NAMES), Limits())
-    asked = TestClient(app, base_url="http://127.0.0.1:8000")
+    asked = serve(example, emr)
     for text in ("a b", "q r s", "z"):
         ids = torch.tensor([[WORDS.index(word) for word in text.split()]])
         wanted = emr.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=11)[0, ids.shape[1] :].tolist()
@@ -251,11 +252,96 @@ def test_bodies(client: Client, models: Models, tmp_path: Path):
             assert 20 < len(answer.content) < 1200 and str(tmp_path.parent.parent) not in answer.text
 
 
-def test_what_is_no_sound_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch):
-    asked = client("classify")
-    monkeypatch.setattr(AnsweringTask, "reads", property(lambda _: "Audio"), raising=False)
-    for sound in ("[]", "[NaN]", "[1e999]", '["a"]', "{}", "[[1], [2, 3]]", "[" * 100_000, "null"):
-        assert asked.post("/classify/a", content=sound.encode()).status_code in (400, 500)
+def serve(example: Any, emr: EMRModel) -> TestClient:
+    access = Access(None, allowed_hosts=example.OWN_NAMES)
+    return TestClient(example.make_app(emr, access, Limits()), base_url="http://127.0.0.1:8000")
+
+
+_CONVOLUTIONS = {"conv_dim": (8,), "conv_kernel": (10,), "conv_stride": (5,), "num_feat_extract_layers": 1}
+_POSITIONS = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "classifier_proj_size": 4}
+_SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+
+
+@pytest.mark.parametrize("kind", ["Wav2Vec2", "Hubert", "WavLM", "UniSpeech"])
+def test_sounds_are_heard_by_classes_that_are_named_after_texts(example: Any, tmp_path: Path, kind: str):
+    config = getattr(transformers, f"{kind}Config")(**_CONVOLUTIONS, **_POSITIONS, **_SMALL, num_labels=3)
+    reader = transformers.Wav2Vec2FeatureExtractor()
+    make = maker(lambda: getattr(transformers, f"{kind}ForSequenceClassification")(config), reader.save_pretrained)
+    emr = EMRModel.from_pretrained(merge_family(tmp_path, make), "a")
+    asked, sound = serve(example, emr), [0.5, -0.25, 0.125] * 40
+    assert asked.get("/tasks").json()["a"] == {"kind": "classification", "reads": "Audio"}
+    found = asked.post("/classify/a", json=sound).json()["probabilities"]
+    with emr.task("a") as model, torch.no_grad():
+        given = reader([np.array(sound, np.float32)], sampling_rate=16_000, return_tensors="pt")
+        torch.testing.assert_close(torch.tensor(found), model(**given).logits[0].softmax(-1), atol=1e-5, rtol=0)
+    for wrong in ("[]", "[NaN]", "[1e999]", '["a"]', "{}", "[[1], [2, 3]]", "[" * 100_000, "null"):
+        assert asked.post("/classify/a", content=wrong.encode()).status_code in (400, 500)
+
+
+# Kind of model, its sizes, and the most tokens that it takes: RoBERTa's heirs count on behind the padding's position.
+TAKEN = [
+    *(("RobertaForSequenceClassification", 18), ("CamembertForSequenceClassification", 18)),
+    *(("MPNetForSequenceClassification", 18), ("BertForSequenceClassification", 20)),
+]
+
+
+@pytest.mark.parametrize(("kind", "most"), TAKEN)
+def test_texts_as_long_as_a_model_takes_and_one_token_longer(example: Any, tmp_path: Path, kind: str, most: int):
+    build = getattr(transformers, kind)
+    config = build.config_class(**_SMALL, vocab_size=len(WORDS), max_position_embeddings=20, pad_token_id=1)
+
+    def finish(folder: Path) -> None:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(write_tokenizer(folder))
+        tokenizer.model_max_length = 10**30
+        tokenizer.save_pretrained(folder)
+
+    folder = merge_family(tmp_path, maker(lambda: build(config), finish))
+    asked = serve(example, EMRModel.from_pretrained(folder, "a"))
+    assert asked.post("/classify/a", content="a " * most).status_code == 200
+    answer = asked.post("/classify/a", content="a " * (most + 1))
+    assert answer.status_code == 400 and f"takes 1 to {most}" in answer.json()["detail"]
+    # as `hf-ext classify` does, which cuts
+    classifier = Classifier(str(tmp_path / "a"), device="cpu")
+    assert classifier.classify(Input("long", "a " * (most + 9)), 1)
+
+
+_HEADS = {"decoder_attention_heads": 2, "encoder_attention_heads": 2, "decoder_layers": 1, "encoder_layers": 1}
+_TOKENS = {"vocab_size": len(WORDS), "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 3}
+_MODEL = {"d_model": 8, "decoder_ffn_dim": 8, "encoder_ffn_dim": 8, "max_position_embeddings": 12}
+MADE = {
+    **dict.fromkeys(("MarianMTModel", "PegasusForConditionalGeneration"), {**_HEADS, **_MODEL}),
+    "BartForConditionalGeneration": {**_HEADS, **_MODEL, "forced_eos_token_id": None},
+    "T5ForConditionalGeneration": {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2},
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_an_encoder_decoder_makes_no_more_tokens_than_it_has_positions(example: Any, tmp_path: Path, kind: str):
+    build = getattr(transformers, kind)
+    config = build.config_class(**MADE[kind], **_TOKENS)
+    emr = EMRModel.from_pretrained(merge_family(tmp_path, maker(lambda: build(config), write_tokenizer)), "a")
+    asked = serve(example, emr)
+    assert asked.post("/generate/a?max_tokens=12", content="a b").status_code == 200
+    assert asked.post("/generate/a?max_tokens=13", content="a b").status_code == (200 if kind[:2] == "T5" else 400)
+
+
+def test_what_cannot_be_served_is_said_without_a_traceback(
+    example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "token").write_text(" \n")
+    config = transformers.BertConfig(**_SMALL, vocab_size=len(WORDS))
+    folder = merge_family(tmp_path, maker(lambda: transformers.BertForTokenClassification(config), write_tokenizer))
+    monkeypatch.setattr(example.uvicorn, "run", lambda *_, **__: pytest.fail("it is served"))
+    for words, said in (
+        ([], "no classifier, generator or restorer"),
+        (["--token-file", str(tmp_path / "token")], "may not be empty"),
+        (["--host", "0.0.0.0"], "set --token-file"),
+        (["--seconds", "0"], "seconds must be above 0"),
+    ):
+        monkeypatch.setattr("sys.argv", ["serve.py", str(folder), *words])
+        with pytest.raises(SystemExit) as ended:
+            example.main()
+        assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_a_text_without_a_limit_of_length_is_bounded_by_its_attention(models: Models):

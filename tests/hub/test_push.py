@@ -139,6 +139,7 @@ def test_a_hub_that_wants_a_token(tmp_path, snapshot):
 
 TOKEN = "hf" + "_" + "aBcDeFgHiJ" * 3 + "kLmN"
 UNUSABLE = {
+    "a branch that a variable left empty": {"revision": ""},
     "a branch with a blank": {"revision": "feat/x y"},
     "a branch with dots": {"revision": "a..b"},
     "a pull request without a number": {"revision": "refs/pr/x"},
