@@ -346,7 +346,8 @@ def require_free(
     if not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
-        raise TakenError(out, f"{out} exists and is not empty: choose another place, or remove it first.")
+        told = "exists and is not empty" if out.is_dir() else "is no folder" if out.exists() else "leads to nothing"
+        raise TakenError(out, f"{out} {told}: choose another place, or remove it first.")
     if is_kind is not None and not is_kind(out):
         raise TakenError(out, f"{out} exists and is no {kind}, so it is not replaced: choose another place.")
 

@@ -22,6 +22,7 @@ NORM_RATIO = 3.0
 NORM_TO_BASE = 1.0
 COSINE = 0.9
 _SAMPLE = " in a sample"
+_EQUAL = "{} equals the base in every merged tensor{}."
 
 
 class TensorSums(NamedTuple):
@@ -54,7 +55,8 @@ def make_report(
     if not measured:
         squares = totals[:, TOTALS.index("base_square")] @ participates
         shares = dict(zip(tasks, map(_finite_or_none, _ratio(norms, np.sqrt(squares)).tolist()), strict=True))
-        warnings = _warn_of_far(shares, _SAMPLE) + _cosine_warnings(tasks, cosines, _SAMPLE)
+        warnings = [_EQUAL.format(name, _SAMPLE) for name, norm in zip(tasks, norms, strict=True) if norm == 0]
+        warnings += _warn_of_far(shares, _SAMPLE) + _cosine_warnings(tasks, cosines, _SAMPLE)
         return {**about, "tasks": [{"task": name} for name in tasks], "sizes": stored, "warnings": warnings}
     scales = {mode: compute_scales(sums, elements, participates, mode) for mode in RESCALES}
     measures = _measure(found, scales, method)
@@ -109,7 +111,7 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
     for entry in report["tasks"]:
         task, error = entry["task"], entry["error"]
         if entry["norm"] == 0:
-            warnings.append(f"{task} equals the base in every merged tensor.")
+            warnings.append(_EQUAL.format(task, ""))
         elif entry["density"] == 0:
             effect = "its mask is empty, and it is restored as the base" if masks else "nothing of it is in the result"
             warnings.append(f"{task} lost every election: {effect}.")

@@ -180,6 +180,18 @@ class MergeConfig:
         given, options = self.arguments, self.merge_method.options
         return {name: option.find(given[name], tensor, depth, tasks) for name, option in options.items()}
 
+    def find_shares(self, tensor: str, depth: float, tasks: Sequence[str]) -> list[float]:
+        """Shares of the base and of these tasks in a running statistic; none is negative, as no variance may be."""
+        given = self.find_options(tensor, depth, tasks)
+        weight = given["weight"] if isinstance(given.get("weight"), list) else [1.0] * len(tasks)
+        shares = [0.0, *(value / (sum(weight) or 1.0) for value in weight)]
+        if self.method == "task_arithmetic":
+            shares = [1 - sum(weight), *weight]
+        if self.method == "slerp" and len(tasks) == len(self.tasks):
+            shares = [0.0, 1 - given["t"], given["t"]][-len(tasks) - 1 :]
+        total = sum(share for share in shares if share > 0)
+        return [share / total if share > 1e-12 * total else 0.0 for share in shares]
+
     @property
     def with_masks(self) -> bool:
         """True if the result has a mask and a scale for each task."""

@@ -225,14 +225,23 @@ class Engine:
 
     def _copy(self, piece: Piece, buffers: _Buffers) -> np.ndarray:
         item = self._outputs.copies[piece.index]
-        info = item.source.tensors[item.name]
-        step = buffers.inputs.numel() // max(info.dtype.itemsize, 4)
-        for low, high in _blocks(piece.start, piece.stop, step):
-            values = buffers.inputs.view(-1)[: (high - low) * info.dtype.itemsize].view(info.dtype)
-            item.source.read_into(item.name, low, high, values)
-            if item.finite and info.dtype.is_floating_point and not is_finite(values):
-                raise NotFiniteError.of_input(item.name, item.source)
-            item.writer.write(item.name, low, values.to(item.writer.dtypes[item.name]))
+        kind, parts = item.writer.dtypes[item.name], item.parts or ((item.source, item.name, 1.0),)
+        for low, high in _blocks(piece.start, piece.stop, buffers.inputs.numel() // 16):
+            mean: Tensor | None = None
+            for source, name, share in parts:
+                dtype = source.tensors[name].dtype
+                values = buffers.inputs.view(-1)[: (high - low) * dtype.itemsize].view(dtype)
+                source.read_into(name, low, high, values)
+                if item.finite and dtype.is_floating_point and not is_finite(values):
+                    raise NotFiniteError.of_input(name, source)
+                if len(parts) > 1:
+                    wide = values.to(torch.promote_types(dtype, torch.float64)) * share
+                    mean = wide if mean is None else mean.add_(wide)
+            if mean is not None:
+                values = mean if kind.is_floating_point or kind.is_complex else mean.round_()
+            if item.parts and kind.is_floating_point and not is_finite(values.to(kind)):
+                raise NotFiniteError.of_result(item.name, kind)
+            item.writer.write(item.name, low, values.to(kind))
         return np.empty(0)
 
     def _read(

@@ -23,7 +23,7 @@ import tempfile
 import threading
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,7 @@ class Copy:
     name: str
     writer: SafetensorsWriter
     finite: bool  # False where NaN and infinity are copied too, since the tensor takes no part
+    parts: tuple[tuple[Source, str, float], ...] = ()  # what it is the mean of, in place of a copy
 
     @property
     def elements(self) -> int:
@@ -162,12 +163,14 @@ class Outputs:
         try:
             if not plan.config.merge_method.deltas:
                 self.root = self._open_shards("", {row.name: (row.dtype, row.shape) for row in plan.rows})
-                self._copy_base([row.name for row in plan.copied_rows], self.root)
+                own = ((row.name, row.parts) for row in plan.copied_rows)
+                self.copies += [Copy(plan.base, name, self.root[name], bool(parts), parts) for name, parts in own]
             if plan.config.with_masks:
                 self._open_tasks()
             if plan.config.include_base:
                 tensors = {name: (info.dtype, info.shape) for name, info in plan.base.tensors.items()}
-                self._copy_base(tensors, self._open_shards("base/", tensors))
+                copy = self._open_shards("base/", tensors)
+                self.copies += [Copy(plan.base, name, copy[name], finite=False) for name in tensors]
         except BaseException:
             self.close(sync=False)
             raise
@@ -206,9 +209,6 @@ class Outputs:
             (self.folder / f"{folder}{stem}.safetensors.index.json").write_text(shard_index(shards, sizes))
         return found
 
-    def _copy_base(self, names: Iterable[str], writers: Mapping[str, SafetensorsWriter]) -> None:
-        self.copies += [Copy(self._plan.base, name, writers[name], finite=False) for name in names]
-
     def _open_tasks(self) -> None:
         planes = self._plan.config.merge_method.deltas or 1
         for index, task in enumerate(self._plan.tasks):
@@ -233,12 +233,11 @@ def require_target(out: Path, overwrite: bool) -> None:
     """Refuses a target that contains anything except an earlier merge, or that cannot be written."""
     if not out.name:
         raise ValueError(f"{out} is not a folder, and is not replaced; give a folder")
-    recover_folder(out)
-    require_free(out, overwrite, kind="merge", is_kind=_is_merge)
     # Tried by doing it: permissions do not show read-only disks or systems such as /proc.
     place = next(folder for folder in out.parents if folder.exists())
     try:
-        os.rmdir(tempfile.mkdtemp(prefix=f".{out.name[:64]}.", dir=place))
+        # as long as the name of the partial folder
+        os.rmdir(tempfile.mkdtemp(prefix=f".{out.name}", dir=place))
     except OSError as error:
         # A full disk is told later, with the room that is needed.
         if error.errno not in FULL:
@@ -246,6 +245,8 @@ def require_target(out: Path, overwrite: bool) -> None:
                 f"{out} cannot be written: no folder can be made in {place} ({error.strerror}); choose another "
                 "folder, or get permission to write there"
             ) from error
+    recover_folder(out)
+    require_free(out, overwrite, kind="merge", is_kind=_is_merge)
 
 
 def find_own(folder: Path) -> Callable[[str], bool]:

@@ -64,7 +64,7 @@ class Plan(AbstractContextManager["Plan", None]):
 
     @cached_property
     def copied_rows(self) -> tuple[Row, ...]:
-        """Tensors that keep the base's values."""
+        """Tensors that keep the base's values, and running statistics of one model."""
         return tuple(row for row in self.rows if not row.members)
 
     def own_tensors(self, *rules: str, task: int | None = None) -> list[Own]:
@@ -230,7 +230,7 @@ def _carry_constants(plan: Plan) -> Plan:
     """Takes out of the merge what has the same bits in base and tasks, with NaN or infinity, and says so."""
     rows, own, constants = list(plan.rows), list(plan.own), list[str]()
     for place, row in enumerate(plan.rows):
-        held = [(plan.tasks[index], name) for index, name in row.members.items()]
+        held = [part[:2] for part in row.parts] or [(plan.tasks[index], name) for index, name in row.members.items()]
         if held and _is_constant(plan.base, row.name, held):
             constants.append(row.name)
             rows[place] = Row(row.name, row.shape, plan.base.tensors[row.name].dtype)
@@ -267,6 +267,10 @@ def _tell_lost(plan: Plan, own: Iterable[Own]) -> list[str]:
                 "model gets the base's."
             )
         warnings.append(f"{text}: the merged model gets the base's")
+    pairs = ((row.name, row.parts[0], part) for row in plan.rows for part in row.parts[1:])
+    if averaged := [*dict.fromkeys(name for name, one, other in pairs if not _equal(*one[:2], *other[:2]))]:
+        told = "statistics of data, which differ: the merged model gets their mean; compute them again on data"
+        warnings.append(f"{name_some(averaged)}: {told}")
     return warnings
 
 
@@ -307,7 +311,8 @@ def plan_lines(plan: Plan) -> list[str]:
     kind = f"masks, rescale {config.rescale}" if config.with_masks else "one model"
     kind = "signs and a scale for each tensor, no unified model" if config.merge_method.deltas else kind
     rows.append(("method", f"{method}, {kind}"))
-    for key, items in (("merged", plan.merged_rows), ("base's values", plan.copied_rows)):
+    averaged, same = ([row for row in plan.copied_rows if bool(row.parts) == kind] for kind in (True, False))
+    for key, items in (("merged", plan.merged_rows), ("averaged", averaged), ("base's values", same)):
         rows += [(key, _count_text({row.name: row.elements for row in items}))] if items else []
     rows += [("tied", f"{name} = {kept}") for name, kept in plan.matching.aliases.items() if name in plan.base.tensors]
     for index, task in enumerate(plan.tasks):
@@ -336,7 +341,8 @@ def plan_values(plan: Plan) -> dict[str, Any]:
             for index, task in enumerate(plan.tasks)
         },
         "merged": [row.name for row in plan.merged_rows],
-        "copied": [row.name for row in plan.copied_rows],
+        "averaged": [row.name for row in plan.copied_rows if row.parts],
+        "copied": [row.name for row in plan.copied_rows if not row.parts],
         "bytes_read": plan.sizes.read,
         "bytes_written": plan.sizes.written,
         "result_bytes": plan.sizes.result,

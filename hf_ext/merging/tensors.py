@@ -18,7 +18,7 @@ from ..errors import DataError
 from ..hub.checkpoints import TensorInfo
 from .configuration import MergeConfig
 from .loading import find_label_rows, read_labels
-from .methods.registry import find_filters, find_value
+from .methods.registry import find_depths, find_filters, find_value
 from .name_matching import Matching, Names
 from .sources import Source, type_name
 
@@ -32,7 +32,6 @@ LOST = {
     TIED: "which the base ties to another tensor",
     WHOLE_NUMBERS: "no floating-point numbers that could be averaged",
     COMPUTED: "which the model may compute from its configuration",
-    STATISTIC: "statistics of its data",
 }
 SHOWN = 3
 # Buffers that models compute from their configuration; newer versions do not save them.
@@ -48,6 +47,8 @@ class Row:
     dtype: torch.dtype  # type in the result
     # its names in the tasks that take part, by their index, in order; empty if it is not merged
     members: dict[int, str] = field(default_factory=dict)
+    # what a running statistic of one model is the mean of, with names and shares
+    parts: tuple[tuple[Source, str, float], ...] = ()
 
     @property
     def elements(self) -> int:
@@ -88,6 +89,7 @@ class Table:
         self._other_tokens: list[str] = []
         self._lacking: dict[str, tuple[int, ...]] = {}  # in no task
         self._excluded = [re.compile(pattern) for pattern in config.exclude]
+        self._depths = find_depths(base.tensors)
         for name, info in base.tensors.items():
             if name not in matching.aliases:
                 self.rows.append(self._decide(name, info))
@@ -144,8 +146,8 @@ class Table:
             known = {item.base_name for item in own if item.reason == EXCLUDED}
             others = [row.name for row in self.rows if row.members and index not in row.members]
             absent = [name for name in others if name not in known]
-            unfit = [item.base_name for item in lost if item.reason != STATISTIC]
-            unfit = [*absent, *(name for name in unfit if name in self._base.tensors and name not in absent)]
+            unfit = [item.base_name for item in lost if item.base_name in self._base.tensors]
+            unfit = [*absent, *(name for name in unfit if name not in absent)]
             # under a longer name, as a wrapper of its module gives it
             parts = [(item.shape, item.base_name.split(".")) for item in lost]
             shorter = [(shape, ".".join(own for own in name if own != part)) for shape, name in parts for part in name]
@@ -224,8 +226,9 @@ class Table:
     def _decide(self, name: str, info: TensorInfo) -> Row:
         holders = {index: names.pairs[name] for index, names in enumerate(self._matching.names) if name in names.pairs}
         reason, merged = self._raw_reason(name, info), dict[int, str]()
+        averaged = reason == STATISTIC and not self._config.with_masks
         for index, own in holders.items():
-            if reason is not None:
+            if reason is not None and not averaged:
                 # a task may have it unchanged, but for statistics
                 unlike = reason == EXCLUDED or (reason == STATISTIC and info.dtype.is_floating_point)
                 self._keep(index, own, KEPT if unlike else COMPARED, reason)
@@ -233,6 +236,11 @@ class Table:
                 merged[index] = own
         if reason is None and not holders:
             self._lacking[name] = info.shape
+        if averaged and merged:
+            tasks = [self._tasks[index] for index in merged]
+            shares = self._config.find_shares(name, self._depths[name], [task.label for task in tasks])
+            held = zip((self._base, *tasks), (name, *merged.values()), shares, strict=False)
+            return Row(name, info.shape, info.dtype, parts=tuple(part for part in held if part[2]))
         dtype = getattr(torch, self._config.dtype) if merged and self._config.dtype else info.dtype
         return Row(name, info.shape, dtype, merged)
 
@@ -255,7 +263,7 @@ class Table:
         info, other_tokens = task.tensors[own], self._matching.vocabularies[index].get(name)
         if self._is_excluded(own):
             reason = EXCLUDED
-        elif not info.dtype.is_floating_point:
+        elif ours.dtype.is_floating_point and not info.dtype.is_floating_point:
             reason = f"{info.dtype} in the task"
         elif other_tokens is not None:
             # there must be a place for rows of other tokens than the base's

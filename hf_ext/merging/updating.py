@@ -19,14 +19,14 @@ from ..emr.arithmetic import SUMS
 from ..emr.artifact import hash_files, list_files, mark_root, read_sums, read_totals, write_sums, write_totals
 from ..emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
 from ..errors import DataError, UsageError
-from ..files import TakenError, carry_over, lies_in_cache, link_file, read_json, recover_folder, replace_folder, sync
+from ..files import carry_over, lies_in_cache, link_file, read_json, recover_folder, replace_folder, sync
 from ..hub.cards import write_card
 from .compare import REPORT
 from .configuration import MergeConfig
 from .finishing import rewrite_report
 from .journal import find_own, masked_names
 from .merge import merge_checkpoints
-from .methods import METHODS, MethodError
+from .methods import METHODS
 from .plan import Plan, make_plan
 from .publishing import VOTED, find_voters, keep_tasks
 from .vectors import NotFiniteError
@@ -92,12 +92,15 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
             _require_same_weights(task, *artifacts)
         _require_same_angles([*manifest.tasks], *(read_totals(*artifact)[1] for artifact in artifacts))
 
-    options |= {"show": require_same_checkpoints, "check": require_same_weights}
+    checks: dict[str, Any] = {"show": require_same_checkpoints, "check": require_same_weights}
     try:
-        merge_checkpoints(config, place, **options, overwrite=True, progress=False)
-    except (NotFiniteError, MethodError, TakenError):
+        merge_checkpoints(config, place, **options, **checks, overwrite=True, progress=False)
+    except NotFiniteError:
         raise
-    except ValueError as error:
+    except DataError as error:
+        # what is wrong with the base or the new task, no other checkpoint mends
+        with make_plan({"base": base, "tasks": {name: source}}, **options) as plan:
+            _require_same(manifest.base, plan.base.identity(hash_files=True)["files"], f"the base {base}")
         raise DataError(
             f"{place}: to add {name!r}, all tasks are merged again, and that fails: {error} Restore the checkpoints, "
             "or add the task frozen (hf-ext emr add --frozen)"

@@ -1,6 +1,7 @@
 """Merges side by side, and reported errors beside those of the restored tasks."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -158,6 +159,10 @@ def test_without_measure_a_sample_warns_of_far_and_of_equal_tasks(tmp_path, meth
     assert float(warning.split("‖W0‖ ")[1].split()[0]) == pytest.approx(measured["norm_to_base"], rel=0.03)
     (warning,) = merged("near", "twin")["warnings"]
     assert "nearly coincide in a sample: near and twin (0.9" in warning or "near and twin (1.00)" in warning
+    for name in ("copy", "same"):
+        shutil.copytree(tmp_path / "base", tmp_path / name)
+    for other, named in (("near", ["copy"]), ("same", ["copy", "same"])):
+        assert [text.split()[0] for text in merged("copy", other)["warnings"]] == named
 
 
 def test_what_is_no_merge_is_refused(folders, tmp_path, url):

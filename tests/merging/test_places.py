@@ -1,5 +1,6 @@
 """Where merges are written, where they find their checkpoints again, and what is kept of an interrupted one."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from hf_ext.emr import emr_loader
 from hf_ext.emr.artifact import verify_artifact
 from hf_ext.emr.manifest import Manifest, find_recorded, recorded_path
 from hf_ext.emr.weights import TaskWeights
-from hf_ext.errors import DataError, OtherRun
-from hf_ext.files import read_json, write_json
+from hf_ext.errors import DataError, OtherRun, UsageError
+from hf_ext.files import TakenError, read_json, write_json
 from hf_ext.hub.header_format import CheckpointError
 from hf_ext.merging import add_task, journal, make_plan, merge_checkpoints, remove_task
 from hf_ext.merging.engine import Engine
@@ -110,6 +111,30 @@ def test_a_link_in_the_place_of_the_result_stays_and_what_it_leads_to_is_replace
     result = merge_checkpoints(config | {"method": method}, link, overwrite=found == "a merge", progress=False)
     assert link.is_symlink() and result.path == real and (link / "emr.json").exists() == (method == "emr")
     assert sorted(path.name for place in (tmp_path, real.parent) for path in place.glob(".*")) == []
+
+
+@pytest.mark.parametrize("letters", [246, 247, 250, 252, 255])
+def test_a_name_is_refused_in_words_if_that_of_the_partial_folder_would_be_too_long(
+    config: dict[str, Any], tmp_path: Path, letters: int
+):
+    out = tmp_path / ("n" * letters)
+    if letters > 246:
+        with refused(UsageError, out, os.strerror(errno.ENAMETOOLONG)):
+            merge(config, out, method="average")
+    else:
+        assert merge(config, out, method="average") == out
+
+
+def test_what_stands_in_the_place_of_the_result_is_named(config: dict[str, Any], tmp_path: Path):
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full" / "mine").mkdir(parents=True)
+    told = set()
+    for name in ("link", "file", "full"):
+        with refused(TakenError, path=tmp_path / name) as caught:
+            merge(config, tmp_path / name)
+        told.add(str(caught.value).replace(name, ""))
+    assert len(told) == 3
 
 
 def test_how_paths_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -218,7 +218,6 @@ def test_tensors_that_no_task_has_are_said_and_those_under_a_longer_name_are_not
         ("table", torch.arange(3), torch.arange(3.0), False),
         ("rotary.inv_freq", ones(4), ones(4) / 2, True),
         ("attention_mask", torch.tensor([0.0, -torch.inf]), torch.tensor([-torch.inf, 0.0]), True),
-        ("bn.num_batches_tracked", torch.tensor(7), torch.tensor(8), True),
     ],
 )
 def test_one_model_does_not_lose_what_differs_without_a_word(tmp_path, name, ours, theirs, allowed, agreed):
@@ -233,6 +232,72 @@ def test_one_model_does_not_lose_what_differs_without_a_word(tmp_path, name, our
                 assert sum(name in text for text in resolve_plan(plan).warnings) == said
     with raw_plan(tmp_path, base, *tasks) as plan:
         assert (1, name) in decided(plan)[0]
+
+
+def stats(*values, count):
+    return {"bn.running_mean": torch.tensor(values), "bn.running_var": ones(3) * count, COUNT: torch.tensor(count)}
+
+
+FIRST, SECOND, START = stats(0.1, -0.0, 1e-45, count=9), stats(0.7, 3.0, -2.0, count=4), stats(5.0, 5.0, 5.0, count=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "shares"),
+    [
+        *((method, {}, (0, 0.5, 0.5)) for method in ("average", "elect", "ties", "ties_by_tensor", "model_stock")),
+        ("average", {"weight": {"t0": 1, "t1": 0}}, (0, 1, 0)),
+        ("average", {"weight": {"t0": -1, "t1": -3}}, (0, 0.25, 0.75)),
+        ("average", {"weight": {"t0": 2, "t1": -1}, "drop": 0.5}, (0, 1, 0)),
+        ("average", {"weight": {"t0": [{"filter": "bn", "value": 3}, {"value": 0}], "t1": 1}}, (0, 0.75, 0.25)),
+        ("slerp", {"t": 0.25}, (0, 0.75, 0.25)),
+        ("slerp", {"t": 1}, (0, 0, 1)),
+        ("task_arithmetic", {"weight": 0.25}, (0.5, 0.25, 0.25)),
+        ("task_arithmetic", {"weight": {"t0": 0, "t1": 1}}, (0, 0, 1)),
+        ("task_arithmetic", {"weight": 2}, (0, 0.5, 0.5)),
+        ("task_arithmetic", {"weight": 0}, (1, 0, 0)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("equal", [False, True])
+def test_one_model_gets_the_mean_of_running_statistics_by_the_shares_of_its_weights(
+    tmp_path, method, options, shares, dtype, equal
+):
+    models = [START, FIRST, FIRST if equal else SECOND]
+    models = [{n: v.to(dtype) if v.is_floating_point() else v for n, v in model.items()} for model in models]
+    written = [{"w": torch.arange(4.0) * place} | model for place, model in enumerate(models, 1)]
+    with raw_plan(tmp_path, *written, method=method, **options) as plan:
+        out = merge_checkpoints(plan.config, tmp_path / "out", progress=False).path
+        told = [text for text in resolve_plan(plan).warnings if COUNT in text]
+        assert plan_values(plan)["averaged"] == sorted(START) and not plan_values(plan)["copied"]
+    held = [(share, model) for share, model in zip(shares, models, strict=True) if share]
+    assert len(told) == (len({min(place, 1) if equal else place for place in range(3) if shares[place]}) > 1)
+    found = load_file(out / "model.safetensors")
+    for name, values in models[0].items():
+        parts = [model[name].double() * share for share, model in held]
+        mean = sum(parts[1:], parts[0])
+        expected = (mean if values.is_floating_point() else mean.round()).to(values.dtype)
+        assert found[name].view(-1).view(torch.uint8).equal(expected.view(-1).view(torch.uint8)), name
+
+
+def test_running_statistics_that_a_task_lacks_or_that_cannot_be_averaged(tmp_path):
+    base = {"w": ones(4), **START}
+    with raw_plan(tmp_path, base, base | FIRST, {"w": ones(4)}, method="slerp", t=1) as plan:
+        out = merge_checkpoints(plan.config, tmp_path / "out", progress=False).path
+    assert all(load_file(out / "model.safetensors")[name].equal(FIRST[name]) for name in FIRST)
+    nan = base | {"bn.running_var": ones(3) * torch.nan}
+    with raw_plan(tmp_path, nan, nan, nan, method="average") as plan:
+        merge_checkpoints(plan.config, tmp_path / "same", progress=False)
+    half = {name: value.half() if value.is_floating_point() else value for name, value in base.items()}
+    for start, change, kind in (
+        (base, nan, NotFiniteError),
+        (half, {"bn.running_var": ones(3) * 1e6}, NotFiniteError),
+        (base, {"bn.running_var": ones(5)}, DataError),
+    ):
+        with refused(kind, "bn.running_var"), raw_plan(tmp_path, start, base | change, method="average") as plan:
+            merge_checkpoints(plan.config, tmp_path / "bad", progress=False)
+        with raw_plan(tmp_path, start, base | change, method="average", exclude=["bn.running_var"]) as plan:
+            merge_checkpoints(plan.config, tmp_path / "kept", progress=False, overwrite=True)
+        assert load_file(tmp_path / "kept" / "model.safetensors")["bn.running_var"].equal(start["bn.running_var"])
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool)

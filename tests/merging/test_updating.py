@@ -193,16 +193,23 @@ def test_what_cannot_be_added_is_refused_and_nothing_changes(sources, artifact, 
     bad = vectors(3)
     bad["odd.weight"][2, 3] = float("nan")
     write_weights(tmp_path / "bad", bad, config=CONFIG)
+    (tmp_path / "pickled").mkdir()
+    torch.save(vectors(3), tmp_path / "pickled" / "pytorch_model.bin")
     for frozen in (False, True):
         with refused(ValueError, "odd.weight", "NaN"):
             add_task(artifact, "c", str(tmp_path / "bad"), frozen=frozen)
+    for source in (artifact, tmp_path / "nowhere", tmp_path / "pickled"):
+        with pytest.raises(DataError, match=source.name) as caught:
+            add_task(artifact, "c", str(source))
+        assert "--frozen" not in str(caught.value) and "'c'" in str(caught.value)
     other = vectors(0)
     other["odd.weight"] += 1
     write_weights(tmp_path / "other", other, config=CONFIG)
-    with refused(DataError, "sha256"):
+    with refused(DataError, "sha256") as caught:
         add_task(artifact, "c", str(sources / "c"), base=str(tmp_path / "other"))
+    assert "--frozen" not in str(caught.value)
     assert contents(artifact) == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["artifact", "bad", "other"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["artifact", "bad", "other", "pickled"]
 
 
 @pytest.mark.parametrize("step", ["merge_checkpoints", "rewrite_report", "replace_folder"])
