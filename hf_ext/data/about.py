@@ -154,8 +154,8 @@ def open_described(
         # `datasets` leaves others out in silence, as after an interrupted call.
         with contextlib.suppress(DataError, KeyError):
             named = {Path(str(cell)).name for cell in read_table(table, True, raw=True).frame["file_name"]}
-            if alone := sum(file.name not in named for file in files):
-                logger.warning(f"left out: {alone:,} of {count_of(len(files), 'file')}, not in {table}.")
+            if unnamed := sum(file.name not in named for file in files):
+                logger.warning(f"left out: {unnamed:,} of {count_of(len(files), 'file')}, not in {table}.")
         return None
     if not files:
         return None
