@@ -1,5 +1,6 @@
 """Descriptions of files: a table with a row of each, a text beside each, or the folders that texts lie in."""
 
+import contextlib
 import csv
 import glob
 import os
@@ -149,7 +150,14 @@ def open_described(
     alone = [file for file in files if file.with_suffix("") not in texts]
     place = part.places[0]
     table, beside = find_table(place, (file for file in list_files(place) if file.suffix.lower() in endings))
-    if not files or (table is not None and table.name in METADATA and _is_usual(table)):
+    if files and table is not None and table.name in METADATA and _is_usual(table):
+        # `datasets` leaves others out in silence, as after an interrupted call.
+        with contextlib.suppress(DataError, KeyError):
+            named = {Path(str(cell)).name for cell in read_table(table, True, raw=True).frame["file_name"]}
+            if unnamed := sum(file.name not in named for file in files):
+                logger.warning(f"left out: {unnamed:,} of {count_of(len(files), 'file')}, not in {table}.")
+        return None
+    if not files:
         return None
     if table is not None:
         if (found := match_rows(table, files, source.column_of("label"), beside)) is None:

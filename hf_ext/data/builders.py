@@ -1,8 +1,12 @@
 """Builders of `datasets` for pictures, sounds and tables, in a separate module because `datasets` patches `Path` and
 `open` in the module of a builder."""
 
+import io
+import itertools
 import threading
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any
 from unittest.mock import patch
 
@@ -17,13 +21,15 @@ from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.folder_based_builder import folder_based_builder
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from datasets.packaged_modules.json import json as lines
-from datasets.packaged_modules.webdataset.webdataset import WebDataset
+from datasets.packaged_modules.webdataset.webdataset import WebDataset, base_plus_ext
 
 from ..errors import DataError
 from .files import AUDIO_SUFFIXES
 from .tables import LABEL, read_table
 
 _PATCHED = threading.RLock()
+# Of a tar file, examples that its columns are learned from.
+_LOOKED_AT, _JSON = 20, ("json", "jsn", "JSON")
 
 
 class _Texts:
@@ -95,15 +101,46 @@ class RecordingFolder(DescribedFolder, AudioFolder):
     EXTENSIONS = sorted({*AudioFolder.EXTENSIONS} | AUDIO_SUFFIXES)
 
 
+def read_tar(members: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, list[tuple[str, io.BytesIO]]]]:
+    """Examples of a tar file, each its key and its files: neighbours of one name."""
+    named = ((base_plus_ext(name)[0], name, file) for name, file in members)
+    for key, group in itertools.groupby(filter(itemgetter(0), named), itemgetter(0)):
+        yield key, [(name, io.BytesIO(file.read())) for _, name, file in group]
+
+
 class TarFiles(WebDataset):
-    """Builder for webdataset tars, whose sounds stay files, as in `RecordingFolder`."""
+    """Builder for webdataset tars, whose sounds stay files, as in `RecordingFolder`, and whose JSON may hold anything.
+
+    Odd examples may stand anywhere: the columns are the endings that most of the first examples have."""
 
     def _split_generators(self, dl_manager: Any) -> list[Any]:
-        splits = list(super()._split_generators(dl_manager))
+        # `datasets` learns the columns from five examples, which must be whole and alike.
+        with patch.object(self, "_get_pipeline_from_tar", self._usual_examples, create=True):
+            splits = list(super()._split_generators(dl_manager))
         for name, kind in self.info.features.items():
             if isinstance(kind, datasets.Audio):
                 self.info.features[name] = datasets.Image(decode=False)
+            elif name.endswith(_JSON):
+                self.info.features[name] = datasets.Json()
         return splits
+
+    @staticmethod
+    def _usual_examples(path: str, members: Iterable[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Those of the first examples whose endings most have; JSON, of any type, and bytes are left out."""
+        found = defaultdict[tuple[str, ...], list[Any]](list)
+        for _, files in itertools.islice(read_tar(members), _LOOKED_AT):
+            known = found[tuple(sorted(str(base_plus_ext(name)[1]) for name, _ in files))]
+            try:
+                (example,) = WebDataset._get_pipeline_from_tar(path, files)
+                cut = {name: value[:0] for name, value in example.items() if isinstance(value, bytes)}
+                known.append({**example, **cut, **{name: "" for name in example if name.endswith(_JSON)}})
+            except Exception as error:
+                known.append(error)
+        usual = max(found.values(), key=len, default=[])
+        whole = [example for example in usual if isinstance(example, dict)]
+        if usual and not whole:
+            raise usual[0]
+        return iter(whole)
 
 
 class TableFiles(Csv):

@@ -49,6 +49,7 @@ from .tables import is_utf8
 # What `datasets` reads files of an ending with.
 MODULES = {".csv": "csv", ".tsv": "csv", ".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 MODULES |= dict.fromkeys(IMAGE_SUFFIXES, "imagefolder") | dict.fromkeys(AUDIO_SUFFIXES, "audiofolder")
+MODULES[".tar"] = "webdataset"
 
 # Usual names of folders and columns of pairs: inputs, targets.
 PAIRS = (
@@ -218,7 +219,10 @@ def _load(source: DataSource, section: str) -> AnyDataset:
 def find_usual(files: list[Path]) -> str:
     """The ending that most files have; of as many that of tables, as `datasets` chooses, and last that of notes."""
     count = Counter(file.suffix.lower() for file in [file for file in files if file.name not in METADATA] or files)
-    ranks = {ending: (ending == ".arrow", count[ending], ending in SUFFIXES, ending != ".txt") for ending in count}
+    # Tables beside tar files of their names tell of these.
+    tars, tables = ({file.with_suffix("") for file in files if file.suffix == x} for x in (".tar", ".parquet"))
+    favoured = {".tar"} if tars and tars == tables else {*SUFFIXES}
+    ranks = {ending: (ending == ".arrow", count[ending], ending in favoured, ending != ".txt") for ending in count}
     return max(ranks, key=ranks.__getitem__, default="")
 
 

@@ -71,7 +71,10 @@ def sample_folder(
             settings.unlink()
         keep_settings(settings, wanted, f"{out} contains pictures of another model or other settings")
         remove_leftovers_of({_path(out, number, shard_size) for number in range(count)})
-        return [group for group in groups if not _is_drawn(out, group, shard_size)]
+        if found := [group for group in groups if not _is_drawn(out, group, shard_size)]:
+            # Who read the folder now would miss the new ones.
+            (out / METADATA).unlink(missing_ok=True)
+        return found
 
     missing = ranks.ask_first(find_missing)
     own, left = ranks.share(missing), sum(map(len, missing))
@@ -145,6 +148,8 @@ def _tell(options: dict[str, Any]) -> dict[str, Any]:
 def _parts(pipeline: DisentangledDiTPipeline) -> dict[str, Any]:
     """Hashes of all networks with their configurations, of the tokenizer, and the settings of texts."""
     found = {name: pipeline.config[name] for name in ("text_padding", "text_padding_noise", "max_text_length")}
+    # Hashes are those of cast weights.
+    found |= {} if pipeline.dtype == torch.float32 else {"dtype": str(pipeline.dtype)}
     for name, part in pipeline.components.items():
         if isinstance(part, torch.nn.Module):
             config: Any = part.config

@@ -7,8 +7,6 @@ is a hash of its name and of what changes with its content.
 """
 
 import hashlib
-import io
-import itertools
 import json
 import os
 import re
@@ -17,16 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pyarrow.compute as pc
-from datasets.packaged_modules.webdataset.webdataset import base_plus_ext
 from huggingface_hub import HfApi, HfFileSystem
 
 from hf_ext.data.bad_examples import decode_row, find_example_file, find_row_file, read_example
+from hf_ext.data.builders import read_tar
 from hf_ext.data.camera_pictures import IMAGE_SUFFIXES
 from hf_ext.data.files import UNUSABLE, count_examples, find_tars
 from hf_ext.data.opening import find_files, open_source
@@ -47,7 +44,8 @@ class Rows:
     """Rows of a data set, which are read by number."""
 
     def __init__(self, data: datasets.Dataset):
-        self.data = data
+        # Where a tar file lay when it was read is no property of the picture.
+        self.data = data = data.remove_columns([name for name in data.column_names if name == "__url__"])
         self.features = data.features
         self.count: int | None = len(data)
 
@@ -80,7 +78,7 @@ class Streams:
     def __init__(self, stream: datasets.IterableDataset, files: list[str]):
         self.stream = stream
         self.files = files
-        # Where the file lay when it was read is no property of the picture.
+        # As in `Rows`.
         kinds = {name: kind for name, kind in (stream.features or {}).items() if name != "__url__"}
         self.features = datasets.Features(kinds)
         self.unread = dict[int, str]()
@@ -94,10 +92,8 @@ class Streams:
         """The examples of tar files, each read alone: of one that cannot be read the name, and the reason aside."""
         features = read.__self__.info.features
         for path, members in zip(tar_paths, tar_iterators, strict=True):
-            named = ((base_plus_ext(name)[0], name, file) for name, file in members)
-            for number, (key, group) in enumerate(itertools.groupby(filter(itemgetter(0), named), itemgetter(0))):
-                # Read before: an error of the tar file itself is none of an example.
-                files = [(name, io.BytesIO(file.read())) for _, name, file in group]
+            # Read before: an error of the tar file itself is none of an example.
+            for number, (key, files) in enumerate(read_tar(members)):
                 try:
                     ((_, row),) = read(tar_paths=[path], tar_iterators=[files])
                     # Columns are the endings of the first examples; a picture may have another.

@@ -469,11 +469,24 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         if clean is not None and steps == total and clean[0] > 0.5:
             problem = "where the network expects a picture: take more steps, or timestep_spacing='trailing'"
             self._LOGGER.warning(f"{name} starts from noise at timestep {int(left[0])}, {problem}.")
-        # x0 = (x - sqrt(1 - a) e) / sqrt(a) has no value where a, the kept part of the picture, is 0
-        if clean is not None and not clean.all() and self.config.prediction_type == "epsilon":
+        self._check_levels(*((0, 0) if levels is None else (float(levels[0]), float(levels[begin]))), total)
+        # x0 = (x - sqrt(1 - a) e) / sqrt(a) has no value where a, the kept part of the picture, is 0, or of PNDM tiny
+        least = 1e-6 if isinstance(scheduler, diffusers.PNDMScheduler) else 0
+        if clean is not None and (clean <= least).any() and self.config.prediction_type == "epsilon":
             advice = "set rescale_betas_zero_snr=False, or timestep_spacing='leading'"
             raise ValueError(f"{name} starts from noise alone (zero-terminal SNR), unknown to epsilon; {advice}.")
         return left, steps
+
+    def _check_levels(self, highest: float, first: float, steps: int) -> None:
+        """Refuses a spacing without steps where pictures appear, and warns of too few steps from strong noise."""
+        get, name, order = self.scheduler.config.get, type(self.scheduler).__name__, self.scheduler.order
+        is_beta, spaced = get("use_beta_sigmas"), any(map(get, self._SPACINGS))
+        if is_beta and highest > 500:  # a cosine schedule begins at 20,000, others at 15 or 150
+            raise ValueError(f"{name} makes no pictures with use_beta_sigmas=True from a noise of {highest:.0f}.")
+        unsteady = order > 1 and (spaced or "Heun" in name or self.config.prediction_type == "epsilon")
+        enough = 50 if first > (100 if is_beta else 500 if unsteady else 1e9) else 20 * bool(spaced and first > 500)
+        if steps < enough:
+            self._LOGGER.warning(f"{name}: {steps} steps from noise of {first:.0f} are inaccurate; take {enough}.")
 
     @contextlib.contextmanager
     def _scheduler_named(self, steps: int) -> Iterator[None]:
@@ -507,6 +520,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         found = "flow_prediction" if flow_match else str(get("prediction_type", "epsilon"))
         count, diverging = get("num_train_timesteps"), isinstance(scheduler, diffusers.SASolverScheduler)
         spaced = [f"{name}=True" for name in self._SPACINGS if get(name) and (flow or diverging)]
+        if get("interpolation_type") == "log_linear" and not any(map(get, self._SPACINGS)):
+            spaced += ["interpolation_type='log_linear'"]
         spaced += ["lower_order_final=False"] if diverging and not get("lower_order_final") else []
         trained = count if self.transformer is None else self.transformer.config.num_train_timesteps
         times, problem = getattr(scheduler, "timesteps", None), None

@@ -21,6 +21,7 @@ from hf_ext.data.source import DataSource
 from hf_ext.errors import DataError
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTImg2ImgPipeline
 from hf_ext.restoration.files import read_image
+from hf_ext.tasks import diffusion_samples
 from hf_ext.tasks.diffusion_grids import draw_grid, sample_rows
 from hf_ext.training.models import add_adapter
 from tests.disentangled_dit.dit_testing import shake
@@ -81,7 +82,7 @@ def test_classes_are_drawn_into_one_grid(tmp_path, model):
     assert len(draw("1", "--size", "8,4", "--original-size", "64,32")) == 64 + 2
 
 
-def test_pictures_of_a_folder_are_functions_of_seed_and_number(tmp_path, model):
+def test_pictures_of_a_folder_are_functions_of_seed_and_number(tmp_path, model, monkeypatch):
     words = ["sample", model, "--steps", 2, "--device", "cpu", "--batch-size", 2]
     out, other = tmp_path / "out", tmp_path / "other"
     assert run(*words, "--count", 3, "--out", out).stdout == f"{out}\n"
@@ -90,7 +91,11 @@ def test_pictures_of_a_folder_are_functions_of_seed_and_number(tmp_path, model):
     # A larger number goes on; what is there is not drawn again, of a batch of which a part is missing neither.
     (out / "000001.png").unlink()
     kept = (out / "000000.png").stat().st_mtime_ns
-    run(*words, "--count", 8, "--out", out)
+    with monkeypatch.context() as killed:
+        # As it is before the last picture: no list of fewer pictures may be there.
+        killed.setattr(diffusion_samples, "_write_metadata", lambda *given: None)
+        run(*words, "--count", 8, "--out", out)
+        assert not (out / "metadata.jsonl").exists()
     run(*words, "--count", 3, "--out", out)
     assert (out / "000000.png").stat().st_mtime_ns == kept
     rows = datasets.load_dataset("imagefolder", data_dir=str(out), split="train")
@@ -98,7 +103,11 @@ def test_pictures_of_a_folder_are_functions_of_seed_and_number(tmp_path, model):
     run(*words, "--count", 8, "--out", other, "--batch-size", 5, "--seed", 0)
     for number, row in enumerate(rows):
         assert_same_picture(read_image(other / f"{number:06d}.png").pixels, np.asarray(row["image"]))
-    for changed, name in ((["--seed", 1], "seed: 0 → 1"), (["--class-labels", "1"], "conditions")):
+    for changed, name in (
+        (["--seed", 1], "seed: 0 → 1"),
+        (["--class-labels", "1"], "conditions"),
+        (["--dtype", "bfloat16"], "dtype"),
+    ):
         result = run(*words, "--count", 8, "--out", out, *changed, code=2)
         assert "other settings" in result.stderr and name in result.stderr
     # An option that was left out changes pictures as one that was given does.

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from hf_ext.data import about
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
 from hf_ext.data.survey import look_at
@@ -117,6 +118,25 @@ def test_pictures_without_a_row_are_said(tmp_path, name):
     write_pictures(tmp_path, [""], 12)
     survey = look_at(str(write_files(tmp_path, {name: of_pictures("file_name,label", count=9)})))
     assert survey.count == 9 and any(line.startswith("3 files") for line in survey.left_out)
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("name", "held", "left"),
+    [
+        ("metadata.csv", of_pictures("file_name,label", count=9), 3),
+        ("metadata.csv", of_pictures("file_name,label"), 0),
+        ("metadata.jsonl", "".join(f'{{"file_name": "{index}.png", "label": 1}}\n' for index in range(4)), 8),
+        ("metadata.csv", "a_file_name,b_file_name\n0.png,1.png\n2.png,3.png\n", 0),
+    ],
+)
+def test_pictures_that_a_metadata_file_lacks_are_told(tmp_path, monkeypatch, name, held, left):
+    told = []
+    monkeypatch.setattr(about.logger, "warning", told.append)
+    write_pictures(tmp_path, [""], 12)
+    open_source(DataSource(str(write_files(tmp_path, {name: held}))))
+    assert [f"{left} of 12" in text for text in told] == [True] * bool(left)
     gc.collect()
 
 

@@ -2,6 +2,7 @@
 names and places that readers take for others."""
 
 import json
+import shutil
 import tarfile
 import unicodedata
 from pathlib import Path
@@ -203,3 +204,18 @@ def test_a_missing_caption_is_refused_and_unused_options_are_told(tmp_path, miss
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         [tar.add(file, file.name) for file in sorted(tmp_path.glob("*.*[gt]"))]
     assert look_at(str(tmp_path / "a.tar")).captions == "txt"
+
+
+@pytest.mark.parametrize(("tables", "column"), [(["00000", "00001"], "png"), (["train", "00001"], "caption")])
+def test_tables_of_the_names_of_tar_files_tell_of_these(tmp_path, tables, column):
+    """As img2dataset writes them: a table and counts beside each tar file."""
+    write_pictures(tmp_path / "pictures", [""], 4)
+    for number in range(2):
+        with tarfile.open(tmp_path / f"0000{number}.tar", "w") as tar:
+            [tar.add(file, file.name) for file in sorted((tmp_path / "pictures").glob("*.png"))[2 * number :][:2]]
+        pd.DataFrame({"caption": ["a", "b"]}).to_parquet(tmp_path / f"{tables[number]}.parquet")
+    write_files(tmp_path, {f"0000{number}_stats.json": '{"count": 2}' for number in range(2)})
+    shutil.rmtree(tmp_path / "pictures")
+    for streaming in (False, True):
+        rows = [*open_source(DataSource(str(tmp_path), streaming=streaming))]
+        assert column in rows[0] and (column == "caption" or len(rows) == 4)

@@ -181,11 +181,14 @@ def test_noise_is_not_predicted_where_there_is_nothing_else(kind):
         assert images.isfinite().all() and 0.35 < float(images.std()) < 0.65
 
 
-# All spacings of noise levels, all predictions, all kinds of pictures to start from, few steps and many.
+# All spacings of noise levels, all schedules, predictions, kinds of pictures to start from, few steps and many. The
+# recipes have the last schedule, whose noise begins at 20,291.
 SPACINGS = ["", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"]
+LINEAR, LATENT, COSINE = SCHEDULES = ["linear", "scaled_linear", "squaredcos_cap_v2"]
 # Relative distance to the probability flow's end after 20 and 50 steps. Beta sigmas put few of them near the picture.
 # CogVideoX's levels are coarse at the end: with 20, 50, 100 and 200 steps the distance is 0.24, 0.13, 0.07 and 0.04.
 DISTANCE = {20: {"use_beta_sigmas": 0.8}, 50: {"use_beta_sigmas": 0.35, "CogVideoXDDIMScheduler": 0.14}}
+DISTANCE[20][COSINE, "use_karras_sigmas"], DISTANCE[50][COSINE, "use_karras_sigmas"] = 0.31, 0.14
 OTHERWISE = {20: 0.25, 50: 0.11}
 PIXELS = (0.65 + 0.25 * torch.randn(1, 1, 16, 16, generator=generator(5))).clamp(0, 1)
 NOISE = torch.randn(1, 1, 16, 16, generator=generator())
@@ -200,19 +203,22 @@ def spacings():
 
 
 @cache
-def make_spaced(name, spacing, prediction):
+def make_spaced(name, spacing, prediction, schedule=LINEAR):
     made = make_scheduler(name, prediction)
-    return type(made).from_config(made.config, **({spacing: True} if spacing else {}))
+    options = {"beta_start": 0.00085, "beta_end": 0.012} if schedule == LATENT else {}
+    options |= {} if schedule == LINEAR else {"beta_schedule": schedule}
+    return type(made).from_config(made.config, **options, **({spacing: True} if spacing else {}))
 
 
-def draw(name, spacing, prediction, mode, steps):
+def draw(name, spacing, prediction, mode, steps, schedule=LINEAR):
     """A picture of 16 x 16; with few steps from noise alone, else from a picture at 0.7 of the way."""
     given = {} if mode == "text" else {"image": PIXELS, "strength": 1.0 if steps < 3 else 0.7}
     given |= {"mask_image": HOLE} if mode == "mask" else {}
-    return sample(copy.deepcopy(make_spaced(name, spacing, prediction)), prediction, steps, 16, latents=NOISE, **given)
+    scheduler = copy.deepcopy(make_spaced(name, spacing, prediction, schedule))
+    return sample(scheduler, prediction, steps, 16, latents=NOISE, **given)
 
 
-def is_refused(name, spacing, prediction, mode, steps):
+def is_refused(name, spacing, prediction, mode, steps, schedule):
     """Combinations that diffusers cannot do, or does wrongly."""
     flow = prediction == "flow_prediction" and name not in FLOW
     return (
@@ -224,10 +230,13 @@ def is_refused(name, spacing, prediction, mode, steps):
         # these end at the level of the last step, which is the first one here
         or (name == "DEISMultistepScheduler" and steps == 1 and (spacing or flow))
         or (name == "SASolverScheduler" and steps == 1 and flow)
+        # no step where a picture appears; several answers of which none has a picture
+        or (schedule == COSINE and spacing == "use_beta_sigmas")
+        or (schedule == COSINE and name == "PNDMScheduler" and prediction == "epsilon")
     )
 
 
-def check_picture(name, spacing, mode, steps, images):
+def check_picture(name, spacing, mode, steps, images, schedule):
     assert images.isfinite().all()
     if mode == "mask":
         assert torch.equal(images[~HOLE], 2 * PIXELS[~HOLE] - 1)
@@ -241,19 +250,35 @@ def check_picture(name, spacing, mode, steps, images):
         exact = 0.3 + 0.5 * NOISE
         distance = float((images - exact).norm() / (exact - 0.3).norm())
         # of few steps the result is between the mean and the exact picture
-        assert distance < (1.05 if steps < 4 else DISTANCE[steps].get(spacing or name, OTHERWISE[steps]))
+        if steps < 4:
+            assert distance < 1.05
+        else:
+            known = DISTANCE[steps].get(spacing or name, OTHERWISE[steps])
+            assert distance < DISTANCE[steps].get((schedule, spacing), known)
 
 
-def check_row(name, spacing, prediction, steps):
+@pytest.fixture
+def told(monkeypatch):
+    """Warnings of the pipeline."""
+    found = []
+    monkeypatch.setattr(DisentangledDiTPipeline, "_LOGGER", SimpleNamespace(warning=found.append))
+    return found
+
+
+def check_row(told, name, spacing, prediction, steps, schedule=LINEAR):
     find(name)
     made = {}
     for mode in ("text", "image", "mask"):
-        if is_refused(name, spacing, prediction, mode, steps):
+        if is_refused(name, spacing, prediction, mode, steps, schedule):
             with pytest.raises(ValueError, match=name):
-                draw(name, spacing, prediction, mode, steps)
+                draw(name, spacing, prediction, mode, steps, schedule)
             continue
-        made[mode] = draw(name, spacing, prediction, mode, steps)
-        check_picture(name, spacing, mode, steps, made[mode])
+        told.clear()
+        made[mode] = draw(name, spacing, prediction, mode, steps, schedule)
+        assert not (told and steps >= 50)
+        # Of the linear schedule the limits are known also where a call warns.
+        if not told or schedule == LINEAR:
+            check_picture(name, spacing, mode, steps, made[mode], schedule)
     if steps < 3 and "image" in made:
         # strength 1 is noise alone
         assert torch.equal(made["image"], made["text"])
@@ -263,18 +288,45 @@ def check_row(name, spacing, prediction, steps):
 
 
 @pytest.mark.parametrize(("name", "spacing"), list(spacings()))
-def test_every_spacing_of_noise_levels_is_right_or_refused(name, spacing):
+def test_every_spacing_of_noise_levels_is_right_or_refused(told, name, spacing):
     for place, prediction in enumerate(predictions(name)):
         for steps in (1, 2, 3, 20) if place == 0 else (1, 3):
-            check_row(name, spacing, prediction, steps)
+            check_row(told, name, spacing, prediction, steps)
+
+
+@pytest.mark.parametrize(("name", "spacing"), [pair for pair in spacings() if pair[0] not in FLOW])
+def test_every_spacing_is_right_told_or_refused_on_the_schedule_of_the_recipes(told, name, spacing):
+    check_row(told, name, spacing, "v_prediction", 20, COSINE)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("name", "spacing"), list(spacings()))
-def test_every_spacing_of_noise_levels_is_right_with_many_steps(name, spacing):
+def test_every_spacing_of_noise_levels_is_right_with_many_steps(told, name, spacing, schedule):
     for prediction in predictions(name):
-        for steps in (20, 50):
-            check_row(name, spacing, prediction, steps)
+        # Flow matching has no such schedule.
+        for steps in (20, 50) if schedule == LINEAR or prediction != "flow_prediction" else ():
+            check_row(told, name, spacing, prediction, steps, schedule)
+
+
+@pytest.mark.parametrize(
+    ("name", "spacing", "schedule", "prediction", "steps", "tells"),
+    [
+        ("HeunDiscrete", "", COSINE, "v_prediction", 49, True),
+        ("HeunDiscrete", "", COSINE, "v_prediction", 50, False),
+        ("HeunDiscrete", "", LINEAR, "v_prediction", 20, False),
+        ("DPMSolverMultistep", "use_beta_sigmas", LINEAR, "sample", 20, True),
+        ("EulerDiscrete", "use_beta_sigmas", LATENT, "epsilon", 20, False),
+        ("EulerDiscrete", "", COSINE, "v_prediction", 5, False),
+        ("DPMSolverMultistep", "use_karras_sigmas", COSINE, "v_prediction", 8, True),
+        ("DPMSolverMultistep", "use_karras_sigmas", COSINE, "v_prediction", 20, False),
+        ("KDPM2Discrete", "", COSINE, "epsilon", 20, True),
+        ("KDPM2Discrete", "", COSINE, "v_prediction", 20, False),
+    ],
+)
+def test_too_few_steps_for_a_schedule_are_told(told, name, spacing, schedule, prediction, steps, tells):
+    draw(f"{name}Scheduler", spacing, prediction, "text", steps, schedule)
+    assert len(told) == tells and all(name in text for text in told)
 
 
 # Options with which schedulers of diffusers make no pictures: of each the prediction, and the steps.
@@ -287,6 +339,7 @@ USELESS = [
     ("UniPCMultistepScheduler", "epsilon", {"predict_x0": False}, 3),
     ("UniPCMultistepScheduler", "epsilon", {"solver_type": "bh1"}, 3),
     ("SASolverScheduler", "epsilon", {"lower_order_final": False}, 20),
+    *(("EulerDiscreteScheduler", kind, {"interpolation_type": "log_linear"}, 50) for kind in ("epsilon", "sample")),
 ]
 
 
@@ -298,9 +351,7 @@ def test_options_that_spoil_pictures_are_refused_by_name(name, prediction, optio
         sample(type(made).from_config(made.config, **options), prediction, steps)
 
 
-def test_noise_where_the_network_expects_a_picture_is_told(monkeypatch):
-    told = []
-    monkeypatch.setattr(DisentangledDiTPipeline, "_LOGGER", SimpleNamespace(warning=told.append))
+def test_noise_where_the_network_expects_a_picture_is_told(told):
     for spacing in ("trailing", "leading"):
         sample(DDIMScheduler(timestep_spacing=spacing), "epsilon", 1)
     assert len(told) == 1 and "DDIMScheduler" in told[0]

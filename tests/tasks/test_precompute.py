@@ -340,13 +340,23 @@ def test_a_training_on_tar_files_of_latents_is_that_on_parquet(tmp_path, picture
         assert [found[name] or None for name in wanted] == [value or None for value in wanted.values()]
 
 
-# Files that cannot be read, of examples that come late in a tar file: the first ones say what the columns hold.
-LATE = [{"cls": b"cat"}, {"txt": b"\xff"}, {"json": b"{"}, {"json": b'{"size": "large"}'}, {"png": b"second"}]
+# Files that cannot be read, or are absent, of examples that come early or late in a tar file.
+ODD = [
+    {"cls": b"cat"},
+    {"txt": b"\xff"},
+    {"json": b"{"},
+    {"png": b"second"},
+    {"cls": None},
+    {"png": None},
+    {"cls": b""},
+]
+# What JSON of one tar file may hold.
+TOLD = [{"n": None, "tags": []}, {"n": 1}, {"n": 1.5, "tags": ["a"]}, {"n": "x", "more": {"deep": [1, "a"]}}, [1], 2]
 
 
-@pytest.mark.parametrize("endings", ["jjjjjjp", "ppppppjw", "JJJJJJp"])
+@pytest.mark.parametrize("endings", ["jjjjjjp", "pjjjjjj", "ppppppjw", "wjpppppp", "JJJJJJp", "jJJpJJJ"])
 def test_a_picture_of_another_ending_is_read_where_that_is_no_column(tmp_path, vae, endings):
-    """The columns are the endings of the first five."""
+    """The columns are the endings that most have."""
     names = {"j": "jpg", "p": "png", "w": "webp", "J": "JPG"}
     pixels = np.random.default_rng(0).integers(256, size=(len(endings), 16, 16, 3), dtype=np.uint8)
     rows = []
@@ -357,28 +367,39 @@ def test_a_picture_of_another_ending_is_read_where_that_is_no_column(tmp_path, v
     assert len(rows_of(precompute(settings(tmp_path / "tars", vae), tmp_path / "out"))) == len(endings)
 
 
-def test_examples_of_a_tar_file_that_cannot_be_read_are_named_and_left_out(tmp_path, vae):
-    pictures = np.random.default_rng(0).integers(256, size=(12, 20, 16, 3), dtype=np.uint8)
+@pytest.mark.parametrize(("first", "form"), [(0, "parquet"), (9, "tar")])
+def test_examples_of_a_tar_file_that_cannot_be_read_are_named_and_left_out(tmp_path, vae, first, form):
+    pictures = np.random.default_rng(0).integers(256, size=(18, 20, 16, 3), dtype=np.uint8)
+    told = [TOLD[number % len(TOLD)] for number in range(18)]
 
     def encode(name, changes):
-        rows: list = []
+        # Notes in front are an example without a picture.
+        rows: list = [("README", {"md": b"photos"})] if changes else []
         for number, pixels in enumerate(pictures):
-            row = {"png": png(pixels), "cls": b"1", "txt": b"a hen", "json": b'{"size": 3}'}
+            row = {"png": png(pixels), "cls": b"1", "txt": b"a hen", "json": json.dumps(told[number]).encode()}
             change = changes.get(number, {})
             # A second file of the same name is a neighbour of the first.
-            rows += [(f"{number:03d}", each) for each in ([row, change] if "png" in change else [row | change])]
+            each = [row, change] if change.get("png") else [row | change]
+            rows += [(f"{number:03d}", {end: held for end, held in part.items() if held is not None}) for part in each]
         write_tar(tmp_path / name / "0.tar", rows)
-        out = precompute(settings(tmp_path / name, vae, max_bad_examples=0.5), tmp_path / f"out-{name}")
-        return {row["__key__"]: row["crop"] for row in rows_of(out)}
+        chosen = settings(tmp_path / name, vae, max_bad_examples=0.5, format=form)
+        rows = [*open_source(DataSource(str(precompute(chosen, tmp_path / f"out-{name}") / f"*.{form}")))]
+        return {int(row["__key__"]): row for row in map(unpack_row, rows)}
 
-    late = dict(enumerate(LATE, 6))
-    found, whole = encode("late", late), encode("whole", {})
-    assert found == {key: crop for key, crop in whole.items() if int(key) not in late} and len(whole) == 12
-    listed = [json.loads(row) for row in (tmp_path / "out-late" / "bad_examples.jsonl").read_text().splitlines()]
-    assert [row["file"] for row in listed] == [f"0.tar::{number:03d}" for number in late]
-    assert "b'cat'" in listed[0]["reason"] and "'png'" in listed[4]["reason"]
+    odd = dict(enumerate(ODD, first))
+    found, whole = encode("odd", odd), encode("whole", {})
+    assert {*found} == {*whole} - {*odd} and len(whole) == 18
+    for number, row in found.items():
+        assert row["crop"] == whole[number]["crop"] and row["json"] == told[number] and row["cls"] == 1
+    listed = [json.loads(row) for row in (tmp_path / "out-odd" / "bad_examples.jsonl").read_text().splitlines()]
+    assert [row["file"].removesuffix(".png") for row in listed] == [
+        "0.tar::README",
+        *(f"0.tar::{number:03d}" for number in odd),
+    ]
+    assert "b'cat'" in listed[1]["reason"] and "'png'" in listed[4]["reason"]
+    # None that could be read: the first reason is told.
     with refused(DataError, ".cls", "'cat'"):
-        encode("early", {2: LATE[0]})
+        encode("none", dict.fromkeys(range(18), ODD[0]))
 
 
 @pytest.mark.parametrize("format", ["parquet", "tar"])
@@ -414,17 +435,6 @@ def test_tar_files_that_do_not_fit_are_refused(tmp_path, pictures, vae):
     both.cast_column("second", datasets.Image()).to_parquet(str(tmp_path / "both" / "train.parquet"))
     with refused(UsageError, "second", "parquet"):
         precompute(settings(tmp_path / "both", vae, format="tar"), tmp_path / "other")
-
-
-def test_a_turned_picture_goes_into_the_bucket_that_it_is_shown_in(tmp_path, vae):
-    turned = Image.Exif()
-    turned[274] = 6
-    (tmp_path / "photos").mkdir()
-    for name, exif in (("turned", turned), ("wide", Image.Exif())):
-        Image.new("RGB", (32, 16)).save(tmp_path / "photos" / f"{name}.jpg", exif=exif)
-    rows = rows_of(precompute(settings(tmp_path / "photos", vae, max_ratio=2.0, bucket_step=4), tmp_path / "out"))
-    found = sorted(zip(rows["original_size"], rows["target_size"], strict=True))
-    assert found == [([16, 32], [12, 20]), ([32, 16], [20, 12])]
 
 
 # Pictures of the Hub

@@ -17,8 +17,11 @@ from PIL import Image
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.tasks.diffusion_data import Crops, cut_view, load_autoencoder, read_row, to_pixels, unpack_row, write_tar
+from hf_ext.tasks.precompute import precompute
 from tests.kit.models import assert_same_answers
 from tests.kit.pictures import encode
+
+from . import diffusion_testing as tools
 
 COUNT, FILES, EVERY = 20_000, 40, 100
 # Finished files at which the process is killed.
@@ -119,3 +122,16 @@ def test_five_kills_and_two_hundred_bad_pictures_leave_the_right_latents(tmp_pat
         assert_same_answers(latent.half(), expected.half(), name)
         assert rows[name]["cls"] == int(name) % 10
         assert all(np.array_equal(controls[key], value) for key, value in view.controls.items())
+
+
+def test_a_turned_picture_goes_into_the_bucket_that_it_is_shown_in(tmp_path, vae, caplog):
+    turned = Image.Exif()
+    turned[274] = 6
+    (tmp_path / "photos").mkdir()
+    for name, exif in (("turned", turned), ("wide", Image.Exif())):
+        Image.new("RGB", (32, 16)).save(tmp_path / "photos" / f"{name}.jpg", exif=exif)
+    rows = tools.rows_of(
+        precompute(tools.settings(tmp_path / "photos", vae, max_ratio=2.0, bucket_step=4), tmp_path / "out")
+    )
+    found = sorted(zip(rows["original_size"], rows["target_size"], strict=True))
+    assert found == [([16, 32], [12, 20]), ([32, 16], [20, 12])] and "no class and no text" in caplog.text
