@@ -68,6 +68,8 @@ class AudioClassificationPipeline(PlainPipeline):
         if not self._is_mrconv():
             return super().preprocess(inputs)
         name, rate = inputs if isinstance(inputs, str) else "a recording", self.feature_extractor.sampling_rate
+        if (own := self.model.config.sampling_rate) not in (None, rate):
+            raise DataError(f"the model takes {own} Hz, its feature extractor {rate} Hz: give one of {own} Hz.")
         parts = self._split(_read(inputs, rate), name)
         processed = self.feature_extractor(parts, sampling_rate=rate, return_tensors="pt")
         return processed if self.dtype is None else processed.to(dtype=self.dtype)
@@ -116,6 +118,8 @@ def _read(given: Any, rate: int) -> np.ndarray:
         given = {"path": os.fspath(given)}
     elif isinstance(given, bytes):
         given = {"bytes": given}
+    if isinstance(given, tuple) and len(given) == 2:
+        raise DataError("a pair is no sound: give a dict, {'sampling_rate': rate, 'raw': samples}.")
     if not isinstance(given, dict):
         return _mix(given)
     raw = next((given[key] for key in ("raw", "array") if given.get(key) is not None), None)

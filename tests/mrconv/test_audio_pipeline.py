@@ -131,6 +131,7 @@ BAD = {
     "truths": np.ones(100, bool),
     "no file": {"path": Path("absent.wav")},
     "a folder": {"path": "."},
+    "a pair of gradio": (RATE, MONO),
     "no address": "http://127.0.0.1:9/sound.wav",
     **{f"rate {rate}": {"raw": MONO, "sampling_rate": rate} for rate in (0, -1, np.nan, np.inf, "8000", None, True)},
 }
@@ -143,6 +144,16 @@ def test_what_is_no_sound_is_refused(classify, kind):
     for silent in (np.full(100, np.nan, np.float32), np.ma.masked_less(MONO, 0), np.ma.masked_less(PCM, 0)):
         with refused(ValueError, "NaN"):
             classify(silent)
+
+
+def test_two_rates_that_differ_are_refused(classify):
+    model = copy.deepcopy(classify.model)
+    for own, extractor in ((RATE, classify.feature_extractor), (None, classify.feature_extractor)):
+        model.config.sampling_rate = own
+        assert pipeline("audio-classification", model=model, feature_extractor=extractor)(MONO)
+    model.config.sampling_rate = RATE // 2
+    with refused(DataError, RATE, RATE // 2):
+        pipeline("audio-classification", model=model, feature_extractor=classify.feature_extractor)(MONO)
 
 
 def test_another_model_is_used_as_transformers_does(tmp_path):
@@ -193,7 +204,12 @@ def test_channels_are_averaged_and_whole_numbers_are_heard(listener):
         assert hear(listener, np.array_split(np.stack(columns, 1), 7)) == heard
     heard = hear(listener, [whole.astype(np.float32) / 32768])
     assert hear(listener, np.array_split(whole, 5)) == heard and len(heard) == 2
-    for rate in (0, -8000, float("nan"), float("inf")):
+    # As torch gives it, and of a microphone with an offset.
+    for given in (np.stack([WORDS] * 2), WORDS[None], *(WORDS + np.float32(offset) for offset in (0.01, 0.05, -0.1))):
+        assert [word for _, word in hear(listener, [given])] == [word for _, word in heard]
+    stream, wide = Stream(copy.deepcopy(listener), 16000), np.repeat(WORDS, 2)
+    assert [len(stream.hear(wide, last=True)) for _ in range(2)] == [2, 2]
+    for rate in (0, -8000, None, float("nan"), float("inf")):
         with refused(UsageError, rate):
             Stream(listener, rate)
 
