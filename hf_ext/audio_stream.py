@@ -1,7 +1,6 @@
 """Recognition of words in a stream of sound: segmentation by loudness, and classification."""
 
 import math
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +38,8 @@ class Listener:
         self.cache = MRConvCache(self.model.config)
         # What a first call prepares is prepared before the first sound, as if it had been a word.
         self.power, self.samples, self.loudest = 1e-4, 1, 0.0
-        # Of the pauses, whose mean is the offset of the microphone.
-        self.heard, self.sum = 1, 0.0
+        # The offset of a microphone is the mean of its pauses, none of which would be quiet with it.
+        self.heard, self.offset = 1, 0.0
         self.begin_word()
         self.classify(np.zeros(1, np.float32))
         self.begin_word()
@@ -55,12 +54,12 @@ class Listener:
         sound = read_samples(sound)
         if not len(sound):
             return None
-        # With the offset no pause would be quiet.
         loudness = float(np.std(sound))
         self.loudest = max(self.loudest * 0.5 ** (len(sound) / self.rate / HALVED), loudness)
         loud = loudness > max(QUIET * self.loudest, FLOOR)
         if not loud:
-            self.heard, self.sum = self.heard + len(sound), self.sum + float(np.sum(sound))
+            self.heard += len(sound)
+            self.offset += float(np.sum(sound - self.offset)) / self.heard
         if not loud and not self.positions:
             return None
         word = self.classify(sound)
@@ -78,7 +77,7 @@ class Listener:
     def classify(self, sound: np.ndarray) -> int:
         """The class by the mean of the last hidden states of the word so far: nothing is computed twice."""
         # Whole recordings are brought to variance 1; of a stream only what was heard before is known.
-        sound = sound - np.float32(self.sum / self.heard)
+        sound = sound - np.float32(self.offset)
         self.power += float(np.sum(sound**2))
         self.samples += len(sound)
         values = torch.from_numpy(sound / np.sqrt(self.power / self.samples)).float()[None]
@@ -91,14 +90,14 @@ def read_samples(sound: np.ndarray) -> np.ndarray:
     """One channel of samples: whole numbers are scaled, up to 8 channels averaged, and NaN becomes silence."""
     # It would stay in the listener's mean for ever.
     numbers: np.ndarray = np.nan_to_num(full_scale(as_array(sound)), nan=0.0, posinf=0.0, neginf=0.0)
-    return numbers.mean(int(not len(numbers) <= 8 < numbers.shape[1])) if numbers.ndim == 2 else numbers
+    return numbers.mean(int(not 0 < len(numbers) <= 8 < numbers.shape[1])) if numbers.ndim == 2 else numbers
 
 
 class Stream:
     """Pieces of sound of any length, at any rate, for a [`Listener`]: it gets steps of its own length and rate."""
 
     def __init__(self, listener: Listener, rate: int):
-        if not isinstance(rate, Real) or not 0 < float(rate) < math.inf:
+        if not 0 < rate < math.inf:
             # soxr looks for a ratio to NaN for ever.
             raise UsageError(f"`rate` is {rate}; give the samples per second of the sound, above 0.")
         self.listener, self.seconds, self.rest = listener, 0.0, np.zeros(0, np.float32)
@@ -116,8 +115,8 @@ class Stream:
             if last:
                 self.resampler.clear()
         # Silence, at the offset of the microphone, ends the last word.
-        mean = self.listener.sum / self.listener.heard
-        silence = np.full(int(1.5 * PAUSE * self.listener.rate) if last else 0, mean, np.float32)
+        size = int(1.5 * PAUSE * self.listener.rate) if last else 0
+        silence = np.full(size, self.listener.offset, np.float32)
         sound, size = np.concatenate([self.rest, sound, silence]), max(1, int(STEP * self.listener.rate))
         steps, self.rest = np.split(sound, [len(sound) // size * size])
         words = []

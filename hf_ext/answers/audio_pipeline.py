@@ -118,8 +118,6 @@ def _read(given: Any, rate: int) -> np.ndarray:
         given = {"path": os.fspath(given)}
     elif isinstance(given, bytes):
         given = {"bytes": given}
-    if isinstance(given, tuple) and len(given) == 2:
-        raise DataError("a pair is no sound: give a dict, {'sampling_rate': rate, 'raw': samples}.")
     if not isinstance(given, dict):
         return _mix(given)
     raw = next((given[key] for key in ("raw", "array") if given.get(key) is not None), None)

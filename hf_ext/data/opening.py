@@ -71,9 +71,6 @@ def open_source(source: DataSource, section: str = "data") -> AnyDataset:
         data = _read_as_files(_load(whole, section))
         if names := source.new_names:
             known = {*(data.column_names or ())}
-            if known and (absent := names.keys() - known):
-                told = "a table that describes files lies in their folder, or beside it and is called as it is"
-                raise DataError(f"there is no column {min(absent)!r}, but {', '.join(sorted(known)):.200}; {told}.")
             if twice := {new for old, new in names.items() if old in known and new in known - names.keys()}:
                 raise DataError(f"rename_columns makes a second column {min(twice)!r}: rename the first one too.")
             data = data.rename_columns(names)

@@ -27,11 +27,9 @@ _RISING = re.compile(
 )
 # Names of times that stay times where cells repeat: time_spent, year_built, steps, and seasons may be channels.
 _PLAIN = re.compile(
-    r"((time|date|date_?time|zeit|datum|ds|ts|epoch|year|step|t|seconds?|sec|ms|index|cycles?|frames?|ticks?)"
-    r"|time[ _-]?(stamp|step|index)|.*(_|\b)(time|date|timestamp))([ _-](no|number|s|ms|sec|seconds|utc))?\s*(\W.*)?",
-    re.IGNORECASE,
+    r"(?i)((time|date|date_?time|zeit|datum|ds|ts|epoch|year|step|t|seconds?|sec|ms|index|cycles?|frames?|ticks?)"
+    r"|time[ _-]?(stamp|step|index)|.*(_|\b)(time|date|timestamp))([ _-](no|number|s|ms|sec|seconds|utc))?\s*(\W.*)?"
 )
-_MONTHS = re.compile(r"jan feb m[aä]r a[pv]r ma[iy] jun jul aug sep o[ck]t nov de[cz]")
 _SERIES = re.compile(
     r"(series|unique|item|case|subject|patient|sensor|unit|machine|sample|example|trial|recording|participant|person"
     r"|user|device|engine|store|shop|product|sku|site|station|customer|vehicle|id|ids|sid|group)"
@@ -57,7 +55,7 @@ PERSONS, GROUPS = (
 _SIGNED = re.compile(r"[-+(\u2212]?([$€£¥]?)\s*[-+]?[\d.,]+\s*([^\d\s.,()]{0,8})\)?")
 # A row with this many numbers and rising column names is a series: t0, V1, 400.5, h06:30, 0.5 s.
 _WIDE = 8
-_COUNTED = re.compile(r"(.*?)(\d+(?:[.:]\d+)?)(\D*)")
+_COUNTED = re.compile(r"(.*?)((?:^-)?\d+(?:[.:]\d+)?)(\D*)")
 # Names of columns that may be times.
 _DATED = re.compile(r"(?<!\d)(19|20)\d\d(?!\d)|\d:\d\d|\d[./-]\d+[./-]\d\d|^[A-Z][a-z]{2,8}\W?\d")
 # Parts of a time that are a column each.
@@ -247,15 +245,11 @@ def _count_up(names: list[str]) -> list[dict[str, float]]:
     dated = [name for name in names if _DATED.search(name)]
     seconds = to_seconds(pd.Series(dated)) if len(dated) >= _WIDE else None
     if seconds is not None and len({*seconds}) == len(dated):
-        groups["", ""] = dict(zip(dated, seconds, strict=True))
+        groups["", "a date"] = dict(zip(dated, seconds, strict=True))
         names = _without(names, dated)
     for name in names:
         if (part := _COUNTED.fullmatch(name)) is not None:
-            # A sign belongs to a number.
-            plain = is_number(name)
-            groups[("", "") if plain else (part[1], part[3])][name] = float(
-                name if plain else part[2].replace(":", ".")
-            )
+            groups[part[1], part[3]][name] = float(part[2].replace(":", "."))
     found = [dict(sorted(group.items(), key=itemgetter(1))) for group in groups.values() if len(group) >= _WIDE / 2]
     return [group for group in found if len(group) >= _WIDE] or found * (sum(map(len, found)) >= _WIDE)
 
@@ -371,14 +365,14 @@ def _is_spoiled(frame: pd.DataFrame, name: str, series: str | None) -> bool:
 def _rises(values: "pd.Series[Any]") -> bool:
     given = values.dropna().to_numpy(np.float64)
     steps, apart = np.diff(given), np.diff(np.unique(given))
-    moves, rises = steps[steps != 0], steps[steps > 0]
+    falls, rises = steps[steps < 0], steps[steps > 0]
     if len(rises) < 2:
         return False
     # A phase of a process lasts for many rows; seconds since 1970, and dates, may do so too.
-    short = len(moves) >= 0.4 * len(steps) or given[0] > 1e8 or is_dated(values)
+    short = len(falls) + len(rises) >= 0.4 * len(steps) or given[0] > 1e8 or is_dated(values)
     # Most are alike, as rounded ones may be: in their order, or sorted.
     even, sorts = ((np.abs(part / np.median(part) - 1) <= 0.6).mean() >= 0.9 for part in (rises, apart))
-    in_order = len(rises) == len(moves) or (even and len(rises) >= 0.75 * len(moves))
+    in_order = not len(falls) or (even and len(rises) >= 3 * len(falls))
     return bool((short and in_order) or (sorts and len(apart) >= 0.9 * len(steps)))
 
 
@@ -396,10 +390,10 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
         told = count_of(unnamed, "row names", "rows name")
         roles.problems.append(f"{told} no series in {roles.series}: fill it in, or remove them")
     if roles.time is None:
-        texts = [name for name, why in roles.left_out.items() if why == "texts" and TIME.fullmatch(name)]
-        if unread := [name for name in texts if _share(r"\d", [*frame[name].astype(str)]) > 0.5]:
-            roles.notes.append(f"not all cells of {unread[0]} are times, so that the rows keep their order")
-        if _MONTHS.search(" ".join(name[:3].lower() for name in roles.inputs)):
+        for name in (name for name, why in roles.left_out.items() if why == "texts" and TIME.fullmatch(name)):
+            if _share(r"\d", [*frame[name].astype(str)]) > 0.5:
+                roles.notes.append(f"not all cells of {name} are times, so that the rows keep their order")
+        if re.search("jan feb m.r a.r ma. jun jul aug sep o.t nov de", " ".join(roles.inputs).lower()):
             roles.notes.append("months are channels: number their columns if each row is a series of 12 steps")
     if unnamed or roles.time is None:
         return

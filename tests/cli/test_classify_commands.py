@@ -240,7 +240,9 @@ def test_classes_of_positions_stream_where_the_model_can(whole, tmp_path, monkey
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("said", ["a row of units: a in m, b in s", "sorted by it", "not all cells of time", "repeat a"])
+@pytest.mark.parametrize(
+    "said", ["a row of units: a in m, b in s", "sorted by it", "not all cells of time", "repeat a"]
+)
 def test_a_table_is_classified_as_it_trains(said, tmp_path, caplog):
     """Units, dates that fall and an encoding: the model sees what a training would."""
     model = save_series_model(tmp_path / "model", mrconv.MRConvForTokenClassification, **LABELS)
@@ -279,7 +281,9 @@ def test_each_series_of_a_file_has_an_answer(tmp_path):
     model = save_series_model(tmp_path / "model", mrconv.MRConvForSequenceClassification, **fields)
     series = np.random.default_rng(0).normal(size=(3, 20)).round(3)
     lines = [",".join(map(str, row)) + ":x" for row in series]
-    write_files(tmp_path, {"a.ts": "\n".join(["# made", "@univariate true", "@classLabel true x y", "@data", *lines])})
+    write_files(
+        tmp_path, {"a.ts": "\n".join(["# made", "@univariate true", "@classLabel true x y", "@Data", "# x", *lines])}
+    )
     # The model knows that a row is a series; what else the table has may be anything.
     wide = pd.DataFrame(series).add_prefix("t").assign(time=range(3), patient=7, age=50)
     wide.to_csv(tmp_path / "wide_and_more.csv", index=False)

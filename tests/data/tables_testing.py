@@ -140,7 +140,8 @@ CASES = {
     **{
         f"{name} as a channel": beside(name, cells, inputs=[name, "y", "z"])
         for name, cells in {
-            "time_spent": [step // 2 for step in range(24)], "year_built": [1950 + 37 * step % 20 for step in range(24)],
+            "time_spent": [step // 2 for step in range(24)],
+            "year_built": [1950 + 37 * step % 20 for step in range(24)],
             "steps": [step * step // 3 for step in range(24)], "response_time": [37 * step % 20 for step in range(24)],
             "step": [step // 6 for step in range(24)], "hour": [*range(6)] * 4, "period": [*range(8)] * 3,
             "time": [step % 2 for step in range(24)], "month": [step // 2 for step in range(24)],
