@@ -38,6 +38,8 @@ class Listener:
         self.cache = MRConvCache(self.model.config)
         # What a first call prepares is prepared before the first sound, as if it had been a word.
         self.power, self.samples, self.loudest = 1e-4, 1, 0.0
+        # The offset of a microphone is the mean of its pauses, none of which would be quiet with it.
+        self.heard, self.offset = 1, 0.0
         self.begin_word()
         self.classify(np.zeros(1, np.float32))
         self.begin_word()
@@ -52,9 +54,12 @@ class Listener:
         sound = read_samples(sound)
         if not len(sound):
             return None
-        loudness = float(np.sqrt(np.mean(sound**2)))
+        loudness = float(np.std(sound))
         self.loudest = max(self.loudest * 0.5 ** (len(sound) / self.rate / HALVED), loudness)
         loud = loudness > max(QUIET * self.loudest, FLOOR)
+        if not loud:
+            self.heard += len(sound)
+            self.offset += float(np.sum(sound - self.offset)) / self.heard
         if not loud and not self.positions:
             return None
         word = self.classify(sound)
@@ -72,6 +77,7 @@ class Listener:
     def classify(self, sound: np.ndarray) -> int:
         """The class by the mean of the last hidden states of the word so far: nothing is computed twice."""
         # Whole recordings are brought to variance 1; of a stream only what was heard before is known.
+        sound = sound - np.float32(self.offset)
         self.power += float(np.sum(sound**2))
         self.samples += len(sound)
         values = torch.from_numpy(sound / np.sqrt(self.power / self.samples)).float()[None]
@@ -81,10 +87,10 @@ class Listener:
 
 
 def read_samples(sound: np.ndarray) -> np.ndarray:
-    """One channel of samples: whole numbers are scaled, channels averaged, and NaN becomes silence."""
+    """One channel of samples: whole numbers are scaled, up to 8 channels averaged, and NaN becomes silence."""
     # It would stay in the listener's mean for ever.
     numbers: np.ndarray = np.nan_to_num(full_scale(as_array(sound)), nan=0.0, posinf=0.0, neginf=0.0)
-    return numbers.mean(1) if numbers.ndim == 2 else numbers
+    return numbers.mean(int(not 0 < len(numbers) <= 8 < numbers.shape[1])) if numbers.ndim == 2 else numbers
 
 
 class Stream:
@@ -106,8 +112,11 @@ class Stream:
         sound = read_samples(sound)
         if self.resampler is not None:
             sound = self.resampler.resample_chunk(sound, last=last)
-        # Silence ends the last word.
-        silence = np.zeros(int(1.5 * PAUSE * self.listener.rate) if last else 0, np.float32)
+            if last:
+                self.resampler.clear()
+        # Silence, at the offset of the microphone, ends the last word.
+        size = int(1.5 * PAUSE * self.listener.rate) if last else 0
+        silence = np.full(size, self.listener.offset, np.float32)
         sound, size = np.concatenate([self.rest, sound, silence]), max(1, int(STEP * self.listener.rate))
         steps, self.rest = np.split(sound, [len(sound) // size * size])
         words = []

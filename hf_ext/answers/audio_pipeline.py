@@ -68,6 +68,8 @@ class AudioClassificationPipeline(PlainPipeline):
         if not self._is_mrconv():
             return super().preprocess(inputs)
         name, rate = inputs if isinstance(inputs, str) else "a recording", self.feature_extractor.sampling_rate
+        if (own := self.model.config.sampling_rate) not in (None, rate):
+            raise DataError(f"the model takes {own} Hz, its feature extractor {rate} Hz: give one of {own} Hz.")
         parts = self._split(_read(inputs, rate), name)
         processed = self.feature_extractor(parts, sampling_rate=rate, return_tensors="pt")
         return processed if self.dtype is None else processed.to(dtype=self.dtype)

@@ -364,6 +364,8 @@ def read_examples(
         logger.warning(f"{path}: column {label} holds classes of the model, and is left out.")
         steps = [name for name in steps if name != label]
     if steps:
+        if table.nameless:
+            logger.warning(f"{path}: {'; '.join(table.notes)}.")
         series = map(sequences.trim, frame[steps].to_numpy(dtype=np.float64))
         return _count(path, [{values: row} for row in series])
     if notes := [*table.notes, *roles.notes]:

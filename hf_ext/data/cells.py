@@ -208,7 +208,10 @@ def seconds_of(values: "pd.Series[Any]", parts: list[np.ndarray] | None = None) 
         raise DataError(f"column {values.name!r}: {date} may start with the day or the month: write it as 2024-12-31")
     found = to_seconds(values)
     if found is None:
-        row = next((row for row, cell in enumerate(values) if to_seconds(pd.Series([cell])) is None), 0)
+        # Among numbers the first that is none.
+        counts = values.map(is_number).mean() > 0.5
+        fits = [is_number(cell) if counts else to_seconds(pd.Series([cell])) is not None for cell in values]
+        row = fits.index(False) if False in fits else 0
         held = values.iloc[row]
         told = "is empty" if pd.isna(held) or held == "" else f"holds {held!r}, which is not a time"
         told += "; write 2024-12-31 23:59, remove the row, or name the columns to read: --inputs NAME,NAME"

@@ -25,6 +25,11 @@ _RISING = re.compile(
     r"(t|month|quarter|day|week|hour|minute|seconds?|sec|ms|period|index|cycles?|frames?|ticks?)([ _-]?(no|number))?",
     re.IGNORECASE,
 )
+# Names of times that stay times where cells repeat: time_spent, year_built, steps, and seasons may be channels.
+_PLAIN = re.compile(
+    r"(?i)((time|date|date_?time|zeit|datum|ds|ts|epoch|year|step|t|seconds?|sec|ms|index|cycles?|frames?|ticks?)"
+    r"|time[ _-]?(stamp|step|index)|.*(_|\b)(time|date|timestamp))([ _-](no|number|s|ms|sec|seconds|utc))?\s*(\W.*)?"
+)
 _SERIES = re.compile(
     r"(series|unique|item|case|subject|patient|sensor|unit|machine|sample|example|trial|recording|participant|person"
     r"|user|device|engine|store|shop|product|sku|site|station|customer|vehicle|id|ids|sid|group)"
@@ -50,7 +55,9 @@ PERSONS, GROUPS = (
 _SIGNED = re.compile(r"[-+(\u2212]?([$€£¥]?)\s*[-+]?[\d.,]+\s*([^\d\s.,()]{0,8})\)?")
 # A row with this many numbers and rising column names is a series: t0, V1, 400.5, h06:30, 0.5 s.
 _WIDE = 8
-_COUNTED = re.compile(r"(.*?)(\d+(?:[.:]\d+)?)(\D*)")
+_COUNTED = re.compile(r"(.*?)((?:^-)?\d+(?:[.:]\d+)?)(\D*)")
+# Names of columns that may be times.
+_DATED = re.compile(r"(?<!\d)(19|20)\d\d(?!\d)|\d:\d\d|\d[./-]\d+[./-]\d\d|^[A-Z][a-z]{2,8}\W?\d")
 # Parts of a time that are a column each.
 _PARTS = re.compile(r"year|quarter|month|week|day|hour|minute", re.IGNORECASE)
 _JOIN = "join them into one column"
@@ -111,6 +118,8 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     parts = [*filter(_PARTS.fullmatch, numbers)] if time is None and not hints.inputs else []
     if len(parts) > 1 and "year" in map(str.lower, parts):
         raise DataError(f"{shorten(parts)} hold the time in parts: {_JOIN}, as in 2024-12-31")
+    plain = [] if time else _without(filter(_PLAIN.fullmatch, numbers), [label, series], hints.inputs)
+    time = next((name for name in plain if _is_spoiled(frame, name, series)), time)
     columns, known = dict(frame.items()), [label, time, series]
     texts = _without(frame, numbers, known)
     times = [name for name in texts if to_seconds(columns[name]) is not None]
@@ -173,7 +182,7 @@ def find_joined(frame: pd.DataFrame, roles: Roles) -> str | None:
     keys = [name for name, why in roles.left_out.items() if why == "texts" and name in frame]
     keys = [name for name in keys if 1 < frame[name].nunique() <= _REPEATS * len(frame)]
     # Times of day begin again each day, or for each series.
-    if not keys or (roles.time is not None and not is_clock(frame[roles.time])):
+    if not keys or (roles.time and not is_clock(frame[roles.time]) and _is_time_of(frame, roles.time, known)):
         return None
     # A column of times may have any name.
     times = [name for name, why in roles.left_out.items() if why == "another time"]
@@ -226,13 +235,18 @@ def step_columns(names: list[str]) -> list[str]:
         return []
     steps, given = [*groups[0]], [name for name in names if name in groups[0]]
     # Programs sort names as texts, t0, t1, t10, t2; any other order may be meant.
-    is_clear = (np.diff([*groups[0].values()]) > 0).all() and given in (steps, sorted(steps))
+    is_clear = (np.diff([*groups[0].values()]) > 0).all() and given in (steps, steps[::-1], sorted(steps))
     return steps if is_clear else []
 
 
 def _count_up(names: list[str]) -> list[dict[str, float]]:
     """Names that differ in a number alone, by this number, at least so many, also together, that they may be steps."""
     groups: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    dated = [name for name in names if _DATED.search(name)]
+    seconds = to_seconds(pd.Series(dated)) if len(dated) >= _WIDE else None
+    if seconds is not None and len({*seconds}) == len(dated):
+        groups["", "a date"] = dict(zip(dated, seconds, strict=True))
+        names = _without(names, dated)
     for name in names:
         if (part := _COUNTED.fullmatch(name)) is not None:
             groups[part[1], part[3]][name] = float(part[2].replace(":", "."))
@@ -342,6 +356,26 @@ def _find_time(frame: pd.DataFrame, names: list[str], series: str | None) -> str
     return _only(written or counted, "the time", "time")
 
 
+def _is_spoiled(frame: pd.DataFrame, name: str, series: str | None) -> bool:
+    """True for numbers that rise as times do, but for cells that repeat or lack, or begin again."""
+    kept = [frame[name]] if series is None else [part for _, part in frame[name].groupby(frame[series])]
+    return not all(part.is_unique for part in kept) and all(map(_rises, kept))
+
+
+def _rises(values: "pd.Series[Any]") -> bool:
+    given = values.dropna().to_numpy(np.float64)
+    steps, apart = np.diff(given), np.diff(np.unique(given))
+    falls, rises = steps[steps < 0], steps[steps > 0]
+    if len(rises) < 2:
+        return False
+    # A phase of a process lasts for many rows; seconds since 1970, and dates, may do so too.
+    short = len(falls) + len(rises) >= 0.4 * len(steps) or given[0] > 1e8 or is_dated(values)
+    # Most are alike, as rounded ones may be: in their order, or sorted.
+    even, sorts = ((np.abs(part / np.median(part) - 1) <= 0.6).mean() >= 0.9 for part in (rises, apart))
+    in_order = not len(falls) or (even and len(rises) >= 3 * len(falls))
+    return bool((short and in_order) or (sorts and len(apart) >= 0.9 * len(steps)))
+
+
 def _is_even(values: "pd.Series[Any]") -> bool:
     """True if numbers are a row of equal steps, in any order: hours that somebody shuffled."""
     steps = np.diff(np.sort(values.to_numpy(dtype=np.float64, na_value=np.nan)))
@@ -355,6 +389,12 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
     if unnamed:
         told = count_of(unnamed, "row names", "rows name")
         roles.problems.append(f"{told} no series in {roles.series}: fill it in, or remove them")
+    if roles.time is None:
+        for name in (name for name, why in roles.left_out.items() if why == "texts" and TIME.fullmatch(name)):
+            if _share(r"\d", [*frame[name].astype(str)]) > 0.5:
+                roles.notes.append(f"not all cells of {name} are times, so that the rows keep their order")
+        if re.search("jan feb m.r a.r ma. jun jul aug sep o.t nov de", " ".join(roles.inputs).lower()):
+            roles.notes.append("months are channels: number their columns if each row is a series of 12 steps")
     if unnamed or roles.time is None:
         return
     cells = frame[roles.time]
@@ -375,6 +415,8 @@ def _judge(frame: pd.DataFrame, roles: Roles) -> None:
         found = (rows[pd.Series(times[rows]).duplicated().to_numpy()] for rows in parts.values())
         twice = cells.iloc[min(np.concatenate([*found]))]
         more = "" if roles.series else "; if they belong to several series, name their column: --series NAME"
+        if more and pd.api.types.is_numeric_dtype(cells.dtype):
+            more += f", or name the inputs, if it is one: {option('inputs', roles.time, 'NAME')}"
         told = count_of(repeated, "row repeats", "rows repeat")
         roles.problems.append(f"{told} a time in {roles.time}, such as {twice}: keep one of each{more}")
     elif len(steps) > 9 and (np.abs(steps - usual) > 0.5 * usual).mean() > 0.1:

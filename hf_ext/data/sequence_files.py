@@ -116,14 +116,15 @@ def _stack(files: list[Path], frames: list[pd.DataFrame], needed: list[str]) -> 
 
 def read_ts(path: Path) -> tuple[list[np.ndarray], list[Any]]:
     """The series of a file of sktime and aeon, `[steps, channels]` each, and their classes or values."""
-    head, mark, body = path.read_text(encoding="utf-8-sig").partition("@data")
+    head, mark, body = re.sub("(?im)^@data", "@data", path.read_text(encoding="utf-8-sig")).partition("@data")
     about = dict(line[1:].lower().partition(" ")[::2] for line in head.splitlines() if line.startswith("@"))
     if not mark or "true" in about.get("timestamps", ""):
         raise DataError(f"{path} is not a .ts file of sktime, or has times: numbers must follow @data, without times.")
     values = "true" in about.get("targetlabel", "")
     labelled = values or "true" in about.get("classlabel", "")
     found, labels = [], []
-    for number, line in enumerate(body.strip().splitlines(), 1):
+    lines = (line for line in body.splitlines() if line.strip() and not line.lstrip().startswith(("#", "%")))
+    for number, line in enumerate(lines, 1):
         *parts, label = line.strip().split(":") if labelled else (*line.strip().split(":"), "")
         if len({part.count(",") for part in parts}) > 1:
             raise DataError(f"{path}, series {number}: its channels differ in length; fill short ones up with ?.")

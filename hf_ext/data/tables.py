@@ -253,7 +253,8 @@ def _has_names(first: list[str], rows: list[list[str]], separator: str) -> bool:
     # 0, 1, 2, …, as pandas writes columns without any.
     start = 0 if len(first) < _NAMELESS or first[0].strip() == "0" else 1
     counts_up = len(first) > 1 and [name.strip() for name in first] == [str(n + start) for n in range(len(first))]
-    if first and not counts_up:
+    is_axis = _is_axis(first, rows, separator) and not _repeats(first, rows, words)
+    if first and not counts_up and not is_axis:
         # The class, first or last, is one that other rows have in its place.
         classes = words if len(separator) == 1 and len(first) > _NAMELESS and words in ([0], [len(first) - 1]) else []
         numbers = not words and len(first) >= _NAMELESS and len(set(first)) > 2
@@ -272,6 +273,17 @@ def _has_names(first: list[str], rows: list[list[str]], separator: str) -> bool:
     if twice := [name for name, count in names.items() if count > 1]:
         raise DataError(f"{names[twice[0]]} columns are called {twice[0]!r}: give each column a different name")
     return True
+
+
+def _is_axis(first: list[str], rows: list[list[str]], separator: str) -> bool:
+    """True if the numbers of the first row alone, beside words or not, count evenly up or down: wavelengths, years."""
+    found = []
+    for row in (first, *(row for row in rows[1:] if len(row) == len(first))):
+        cells = row if separator == "," else [cell.replace(",", ".") for cell in row]
+        steps = np.diff([float(cell) for cell in cells if is_number(cell)])
+        usual = np.median(steps) if len(steps) + 1 >= _NAMELESS else 0.0
+        found.append(bool(usual and (abs(steps / usual - 1) < 0.5).all()))
+    return rows != [first] and found[0] and not any(found[1:])
 
 
 def _repeats(first: list[str], rows: list[list[str]], places: list[int]) -> bool:

@@ -33,7 +33,7 @@ def full_scale(array: np.ndarray) -> np.ndarray:
         return (array / -float(np.iinfo(array.dtype).min)).astype(np.float32)
     if not np.issubdtype(array.dtype, np.floating):
         allowed = "floats, and int16 or int32, which are scaled to [-1, 1]"
-        advice = "Convert it, for instance with `np.asarray(audio, dtype=np.int16)`"
+        advice = "Convert it; 8 bits without a sign are `(audio.astype(np.float32) - 128) / 128`"
         raise TypeError(f"A recording holds {array.dtype}; allowed: {allowed}. {advice}.")
     # A number that float32 does not have becomes infinite.
     with np.errstate(over="ignore"):

@@ -34,7 +34,7 @@ def read_mask(attention_mask: Tensor | None, inputs: Tensor, cache: Any | None =
     valid = as_booleans("attention_mask", attention_mask)
     if cache is not None:
         told = "`attention_mask` has padding after a valid position; a sequence that goes on is padded on the left"
-        advice = "Set `tokenizer.padding_side = 'left'`, or call the model with `use_cache=False`"
+        advice = "Set `tokenizer.padding_side = 'left'`"
         require_all(valid[:, 1:] >= valid[:, :-1], f"{told}. {advice}.")
     return valid[:, seen:]
 

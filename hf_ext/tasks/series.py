@@ -295,10 +295,9 @@ def _read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray
     if values.ndim not in (1, 2):
         cells = list(given) if isinstance(given, list | np.ndarray) else []
         bad = next((place for place, cell in enumerate(cells) if np.ndim(cell) == 0 and not is_number(cell)), None)
-        raise DataError(
-            f"{_place(example, bad)}column {name!r} holds {(given if bad is None else cells[bad])!r:.60}; expected a "
-            f"number for each position, or lists of equal size. Correct the data, or set {option}."
-        )
+        held = given.item() if isinstance(given, np.generic) else given if bad is None else cells[bad]
+        told = f"{_place(example, bad)}column {name!r} holds {held!r:.60}; expected a number for each position"
+        raise DataError(f"{told}, or lists of equal size. Correct the data, or set {option}.")
     values = values[:, None] if values.ndim == 1 else values
     large = np.abs(values) > _LARGEST
     if large.any():

@@ -240,7 +240,9 @@ def test_classes_of_positions_stream_where_the_model_can(whole, tmp_path, monkey
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("said", ["a row of units: a in m, b in s", "sorted by it"])
+@pytest.mark.parametrize(
+    "said", ["a row of units: a in m, b in s", "sorted by it", "not all cells of time", "repeat a"]
+)
 def test_a_table_is_classified_as_it_trains(said, tmp_path, caplog):
     """Units, dates that fall and an encoding: the model sees what a training would."""
     model = save_series_model(tmp_path / "model", mrconv.MRConvForTokenClassification, **LABELS)
@@ -248,12 +250,14 @@ def test_a_table_is_classified_as_it_trains(said, tmp_path, caplog):
     frame.iloc[3, 1] = np.nan
     dated = frame.assign(date=pd.date_range("2024", periods=20, freq="D"))[::-1]
     measured = pd.concat([pd.DataFrame({"a": ["m"], "b": ["s"]}), frame.astype(object)])
-    table = measured if "units" in said else dated
+    # Times that are not used are told of.
+    spoiled = frame.assign(time=[*range(19), "err"] if "cells" in said else [*range(10)] * 2)
+    table = measured if "units" in said else dated if "sorted" in said else spoiled
     table.to_csv(tmp_path / "table.csv", index=False, encoding="utf-16")
     ((_, found),) = answer_series(model, tmp_path / "table.csv", "positions", 3).items()
     values = torch.tensor(frame.to_numpy()).float()[None]
     expected = model(input_values=values, observed_mask=~values.isnan()).logits[0].softmax(-1)
-    shares = shares_of(found, 20) if table is measured else shares_of(found, 20).flip(0)
+    shares = shares_of(found, 20).flip(0) if table is dated else shares_of(found, 20)
     torch.testing.assert_close(shares, expected, atol=1e-5, rtol=0)
     assert said in caplog.text
 
@@ -277,7 +281,9 @@ def test_each_series_of_a_file_has_an_answer(tmp_path):
     model = save_series_model(tmp_path / "model", mrconv.MRConvForSequenceClassification, **fields)
     series = np.random.default_rng(0).normal(size=(3, 20)).round(3)
     lines = [",".join(map(str, row)) + ":x" for row in series]
-    write_files(tmp_path, {"a.ts": "\n".join(["# made", "@univariate true", "@classLabel true x y", "@data", *lines])})
+    write_files(
+        tmp_path, {"a.ts": "\n".join(["# made", "@univariate true", "@classLabel true x y", "@Data", "# x", *lines])}
+    )
     # The model knows that a row is a series; what else the table has may be anything.
     wide = pd.DataFrame(series).add_prefix("t").assign(time=range(3), patient=7, age=50)
     wide.to_csv(tmp_path / "wide_and_more.csv", index=False)

@@ -91,6 +91,7 @@ def clock(start: float, step: float = 0.25, form: str = "%H:%M") -> str:
     return rows({"time": [time.strftime(form) for time in times], **LABELLED})
 
 
+MONTHS = [f"{pd.Timestamp(2024, month, 1):%b}" for month in range(1, 13)]
 STEPS = [f"t{step}" for step in range(20)]
 INDEXED = pd.read_csv(io.StringIO(wide(STEPS, ["a", "b"]))).to_csv()
 EVEN, TWICE = [*range(0, 60, 2)], [1] * 12 + [2] * 12
@@ -125,6 +126,31 @@ CASES = {
         refused=("year, month", "join them"),
     ),
     "two times": Case(rows({"date": [*HOURS], "time": [*HOURS], **LABELLED}), refused=("--time",)),
+    # cells of a time that repeat, and channels that are called as times are
+    **{
+        f"{name} that repeats": beside(name, cells, time=name, refused=("a time in", "--series", "--inputs"))
+        for name, cells in {
+            "time": [*range(12)] * 2, "t": [*range(8)] * 3, "Time(s)": [*range(23), 22],
+            "year": sorted([*range(1990, 2013), 1999]), "date": [20240101 + step // 6 for step in range(24)],
+            "timestamp": [1_700_000_000 + step // 4 for step in range(24)],
+            "seconds": [0.1 * (step - (step > 9)) for step in range(24)],
+            "step": [5 * step % 24 or 23 for step in range(24)],
+        }.items()
+    },
+    **{
+        f"{name} as a channel": beside(name, cells, inputs=[name, "y", "z"])
+        for name, cells in {
+            "time_spent": [step // 2 for step in range(24)],
+            "year_built": [1950 + 37 * step % 20 for step in range(24)],
+            "steps": [step * step // 3 for step in range(24)], "response_time": [37 * step % 20 for step in range(24)],
+            "step": [step // 6 for step in range(24)], "hour": [*range(6)] * 4, "period": [*range(8)] * 3,
+            "time": [step % 2 for step in range(24)], "month": [step // 2 for step in range(24)],
+        }.items()
+    },
+    "a time that was named as a channel": beside(
+        "time", [*range(12)] * 2, inputs=["time", "y"], hints=Hints(inputs=("time", "y"))
+    ),
+    "columns of months": Case(wide(MONTHS, STATES, count=24), MONTHS, notes="months are channels"),
     # order, repetition, gaps
     "unsorted": beside("time", HOURS[MIXED], time="time", notes="are sorted"),
     "repeated": beside("time", HOURS[np.arange(24) % 20], refused=("--series",)),

@@ -120,7 +120,11 @@ NUMBERS = np.random.default_rng(0).normal(size=(COUNT, 16)).round(3)
 LABELS = ["a", "b"] * (COUNT // 2)
 CHANNELS = {f"ch{index + 1}": NUMBERS[:, index] for index in range(16)}
 # Names of the steps' columns: all are a row a series.
-NAMINGS = (lambda n: f"ch{n + 1}", lambda n: f"{0.5 * n}", lambda n: f"{400 + 2.5 * n} nm", lambda n: f"h{n}:00")
+DAY = pd.Timedelta(days=1)
+NAMINGS = (
+    *(lambda n: f"ch{n + 1}", lambda n: f"{0.5 * n}", lambda n: f"{400 + 2.5 * n} nm", lambda n: f"h{n}:00"),
+    *(lambda n: f"{n - 6}", lambda n: str(HOURS[20] + n * DAY), lambda n: f"{HOURS[0] + 31 * n * DAY:%b %Y}"),
+)
 # Of the last one is left out.
 SERIES = [[naming(n) for n in range(16)] for naming in NAMINGS] + [[name for name in CHANNELS if name != "ch5"]]
 # Columns beside 16 that count: left out, and said.
@@ -151,6 +155,22 @@ def check_series(place: str, steps: np.ndarray) -> None:
 def test_a_row_is_a_series_where_all_numbers_count(tmp_path, names):
     columns = dict(zip(names, NUMBERS.T, strict=False))
     check_series(write_table(tmp_path / "table.csv", {**columns, "label": LABELS}), NUMBERS[:, : len(names)])
+
+
+@pytest.mark.parametrize("names", [range(4000, 3968, -2), range(1990, 2006), np.arange(400, 408, 0.5), range(-8, 8)])
+@pytest.mark.parametrize("labels", [{}, {"label": LABELS}])
+def test_numbers_that_count_evenly_are_names(tmp_path, names, labels):
+    place = write_table(tmp_path / "table.csv", {**dict(zip(map(str, names), NUMBERS.T, strict=True)), **labels})
+    table = read_table(place)
+    assert not table.nameless and len(table.frame) == COUNT and [*table.frame] == [*map(str, names), *labels]
+    if labels:
+        check_series(place, NUMBERS[:, np.argsort(names)])
+    # In rows that all count, the first is one of them, and so is one with a class that others have.
+    ramps = np.arange(1.5, 65.5).reshape(4, 16).tolist()
+    for row in ramps:
+        row += labels and ["a"]
+    (tmp_path / "ramps.csv").write_text("\n".join(",".join(map(str, row)) for row in ramps))
+    assert read_table(tmp_path / "ramps.csv").nameless
 
 
 @pytest.mark.parametrize("first", [True, False])

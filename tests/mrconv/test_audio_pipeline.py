@@ -145,6 +145,16 @@ def test_what_is_no_sound_is_refused(classify, kind):
             classify(silent)
 
 
+def test_two_rates_that_differ_are_refused(classify):
+    model = copy.deepcopy(classify.model)
+    for own, extractor in ((RATE, classify.feature_extractor), (None, classify.feature_extractor)):
+        model.config.sampling_rate = own
+        assert pipeline("audio-classification", model=model, feature_extractor=extractor)(MONO)
+    model.config.sampling_rate = RATE // 2
+    with refused(DataError, RATE, RATE // 2):
+        pipeline("audio-classification", model=model, feature_extractor=classify.feature_extractor)(MONO)
+
+
 def test_another_model_is_used_as_transformers_does(tmp_path):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -193,6 +203,11 @@ def test_channels_are_averaged_and_whole_numbers_are_heard(listener):
         assert hear(listener, np.array_split(np.stack(columns, 1), 7)) == heard
     heard = hear(listener, [whole.astype(np.float32) / 32768])
     assert hear(listener, np.array_split(whole, 5)) == heard and len(heard) == 2
+    # As torch gives it, and of a microphone with an offset.
+    for given in (np.stack([WORDS] * 2), WORDS[None], *(WORDS + np.float32(offset) for offset in (0.01, 0.05, -0.1))):
+        assert [word for _, word in hear(listener, [given])] == [word for _, word in heard]
+    stream, wide = Stream(copy.deepcopy(listener), 16000), np.repeat(WORDS, 2)
+    assert [len(stream.hear(wide, last=True)) for _ in range(2)] == [2, 2]
     for rate in (0, -8000, float("nan"), float("inf")):
         with refused(UsageError, rate):
             Stream(listener, rate)
