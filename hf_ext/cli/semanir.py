@@ -111,7 +111,7 @@ def restore(source: str, inputs: tuple[str, ...], task: str | None, out: str, **
     # One process plans: the others would see results of processes that started earlier, and standard input is read
     # once.
     plan, to_do = ranks.ask_first(make_plan)
-    failed, parts, replaced = dict(plan.refused), [f"0 restored to {out}"], 0
+    failed, parts, replaced, new = dict(plan.refused), [f"0 restored to {out}"], 0, 0
     if to_do:
         with import_undisturbed(), ranks.first_before_others(), loading(source):
             from hf_ext.restoration.restorer import load_model
@@ -122,7 +122,7 @@ def restore(source: str, inputs: tuple[str, ...], task: str | None, out: str, **
         options |= {"max_megapixels": given["max_megapixels"], "records": find_records()}
         report, speed = _restore(model, to_do, ranks, encoding, options)
         failed |= report.failed
-        parts = [f"{len(report.restored)} restored to {out}", speed]
+        parts, new = [f"{len(report.restored)} restored to {out}", speed], len(report.restored) + len(report.failed)
         replaced = sum(job.replace and not overwrite and job.name not in report.failed for job in to_do)
     if ranks.index > 0:
         # Only the first process prints.
@@ -133,7 +133,7 @@ def restore(source: str, inputs: tuple[str, ...], task: str | None, out: str, **
             say(f"{page} was made anew, with the pictures of this call alone", to_stderr=True)
         write_page(page, done)
     if folder is not None:
-        say(out if is_quiet() else "; ".join([*parts, *_count_others(plan, len(to_do), replaced)]))
+        say(out if is_quiet() else "; ".join([*parts, *_count_others(plan, new, replaced)]))
     if failed:
         raise Failed(f"{len(failed)} of {_count_all(plan)} could not be restored.")
 
@@ -142,10 +142,10 @@ def _count_all(plan: Any) -> str:
     return count_of(len(plan.jobs) + len(plan.refused), "picture")
 
 
-def _count_others(plan: Any, to_do: int, replaced: int) -> list[str]:
+def _count_others(plan: Any, new: int, replaced: int) -> list[str]:
     """Parts of the summary about pictures that were done before or replaced."""
     counted = {
-        "already restored (--overwrite restores them again)": len(plan.jobs) - to_do,
+        "already restored (--overwrite restores them again)": len(plan.jobs) - new,
         "of them replace results of another picture, model or options, or damaged results": replaced,
     }
     return [f"{count} {what}" for what, count in counted.items() if count]
@@ -168,10 +168,9 @@ def _choose(
         raise Unusable(f"none of {_count_all(plan)} can be restored.")
     if to_do and page is not None and page.exists() and not overwrite and not (page.is_file() and is_page(page)):
         raise Failed(f"{page} would be replaced; give --overwrite, or move it.")
-    results = [job.out for job in to_do if job.out is not None]
     # Of a folder in a result's place its picture tells.
-    check_places(path for path in results if not path.is_dir())
-    remove_leftovers_of(results)
+    check_places(job.out for job in to_do if job.out is not None and not job.out.is_dir())
+    remove_leftovers_of(job.out for job in plan.jobs if job.out is not None)
     return plan, to_do
 
 

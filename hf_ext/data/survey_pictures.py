@@ -3,7 +3,8 @@
 import os
 import re
 import shlex
-from itertools import chain
+from functools import cache
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,46 +148,52 @@ def _measure_pairs(kept: dict[str, Any], data: Any, names: tuple[str, str]) -> S
 
 def refuse_hidden_pairs(place: Path) -> list[str]:
     """
-    Refuses two folders of pairs that are not read as such: of usual names, or of unknown ones with equal pictures but
-    for their faults; the inputs would be learned as targets. Notes where the names of files alone are alike.
+    Refuses folders of pairs that are not read as such: of usual names, or of unknown ones with equal pictures but for
+    their faults; the inputs would be learned as targets. Notes where the names of files alone are alike.
     """
     kinds = IMAGE_SUFFIXES | CAMERA_SUFFIXES
     found = {one.name: [*list_files(one)] for one in sorted(place.glob("*")) if one.is_dir() and is_seen(one.name)}
     sides = {name: {f.stem: f for f in files if f.suffix.lower() in kinds} for name, files in found.items()}
-    if len(sides := {name: files for name, files in sides.items() if files}) != 2 or any(map(split_of, sides)):
-        return []
-    (first, ones), (second, others) = sides.items()
-    if (pair := name_pair(sides)) is not None and {*map(str.lower, pair)} != {"a", "b"}:
+    sides = {name: files for name, files in sides.items() if files}
+    if len(sides) == 2 and (pair := name_pair(sides)) and {*map(str.lower, pair)} != {"a", "b"}:
         told = "give each picture the name of its target, or rename the folders if they hold no pairs"
         raise DataError(
             f"{place} has the two folders {pair[0]}/ and {pair[1]}/, but no pictures of equal names in both: {told}."
         )
-    # 0001x2 of 0001, and 1_0_0.8 of 1.
+    shrink, notes = cache(_shrink), list[str]()
+    # More are classes. Of two splits only one is learned.
+    for one, two in combinations(sides if len(sides) <= 16 else (), 2):
+        if split_of(one) != split_of(two) or not (alike := _name_alike(sides[one], sides[two])):
+            continue
+        told = f"say --pairs {one},{two} if {two}/ has the targets of {one}/, in equal names, or the reverse"
+        # Pictures of a fixed camera, or of aligned faces, are as like the others as their own.
+        small = [[shrink(file) for file in pair] for pair in alike[:8]]
+        own, beside = ([small[n][0] @ small[n - by][1] for n in range(len(small))] for by in (0, 1))
+        if np.median(own) > max(0.8, 0.75 + 0.25 * np.median(beside)):
+            advice = "; rename the files, or give one of the folders, if they are no pairs"
+            raise DataError(f"{place} has the same pictures in {one}/ and {two}/: {told}{advice}.")
+        notes.append(f"WARNING: {one}/ and {two}/ have files of like names, but are read as no pairs: {told}")
+    return notes[:1]
+
+
+def _name_alike(ones: dict[str, Path], others: dict[str, Path]) -> list[tuple[Path, Path]]:
+    """Pairs of files of like names in two folders, if half of the larger are: 0001x2 of 0001, and 1_0_0.8 of 1."""
     alike = [(ones[name], others[name]) for name in ones if name in others]
     for many, few in ((ones, others), (others, ones)):
         starts = {name: start[0] for name in many if (start := re.match(r".*?\d+", name)) and start[0] in few}
         if len(starts) == len(many) > len(alike):
             alike = [(many[name], few[start]) for name, start in starts.items()]
-    if len(alike) < 2 or 2 * len(alike) < max(len(ones), len(others)):
-        return []
-    told = f"say --pairs {first},{second} if {second}/ has the targets of {first}/, in equal names, or the reverse"
-    # Pictures of a fixed camera, or of aligned faces, are as like the others as their own.
-    own, beside = ([_resemblance(alike[n][0], alike[n - by][1]) for n in range(len(alike[:8]))] for by in (0, 1))
-    if np.median(own) > max(0.8, 0.75 + 0.25 * np.median(beside)):
-        advice = "; rename the files, or give one of the folders, if they are no pairs"
-        raise DataError(f"{place} has the same pictures in {first}/ and {second}/: {told}{advice}.")
-    return [f"WARNING: {first}/ and {second}/ have files of like names, but are read as no pairs: {told}"]
+    return [] if len(alike) < 2 or 2 * len(alike) < max(len(ones), len(others)) else alike
 
 
-def _resemblance(one: Path, other: Path) -> float:
-    """The correlation of two pictures, made small and grey; 0 where one cannot be read."""
+def _shrink(file: Path) -> np.ndarray:
+    """A picture, small and grey, with mean 0 and length 1; all 0 where it cannot be read or has one colour."""
     try:
-        small = [
-            np.asarray(Image.open(file).convert("L").resize((32, 32)), np.float64).ravel() for file in (one, other)
-        ]
+        small = np.asarray(Image.open(file).convert("L").resize((32, 32)), np.float64).ravel()
     except UNDECODABLE:
-        return 0.0
-    return float(np.corrcoef(small[0], small[1])[0, 1]) if all(map(np.std, small)) else 0.0
+        return np.zeros(32 * 32)
+    small = small - small.mean()
+    return small / (np.linalg.norm(small) or 1.0)
 
 
 def refuse_mixed_pairs(path: str, files: list[Path]) -> None:

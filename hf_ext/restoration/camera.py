@@ -28,14 +28,14 @@ RAW_ENDINGS = frozenset((
 # fmt: on
 # Signatures of HEIF files, in bytes 5 to 12.
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-_SUBFILE, _ORIENTATION, _SUBDIRECTORIES, _DNG_VERSION, XMP = 254, 274, 330, 50706, 700
+_SUBFILE, _ORIENTATION, _SUBDIRECTORIES, DNG_VERSION, XMP = 254, 274, 330, 50706, 700
 # Pillow's decoders raise nearly anything for broken files: NotImplementedError (DDS) is a RuntimeError, as AVIF's are.
 DECODER_ERRORS = (
     OSError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError, SyntaxError, EOFError,
     AssertionError, NameError, struct.error, zlib.error, Image.DecompressionBombError,
 )  # fmt: skip
 # What is said of pictures in a file beside the one that is read.
-FURTHER = "further pictures, sizes or layers in the file were left out: {}"
+FURTHER = "further pictures, sizes, layers or maps in the file were left out: {}"
 # Command that installs the libraries.
 EXTRA = 'pip install "hf-ext[images]"'
 
@@ -93,7 +93,7 @@ def is_raw(image: Image.Image) -> bool:
         return False
     tags = image.tag_v2
     small = isinstance(tags.get(_SUBFILE), int) and tags[_SUBFILE] & 1
-    return _DNG_VERSION in tags or bool(small and _SUBDIRECTORIES in tags)
+    return DNG_VERSION in tags or bool(small and _SUBDIRECTORIES in tags)
 
 
 def read_heif(source: Source, check: Callable[[int, int], None]) -> Frames:
@@ -110,13 +110,14 @@ def read_heif(source: Source, check: Callable[[int, int], None]) -> Frames:
     except UnreadableError:
         raise
     except DECODER_ERRORS as error:
-        raise UnreadableError(f"is broken: {error}") from error
+        raise UnreadableError(f"is broken: {str(error).strip()}") from error
     pixels = spread_bits(pixels[..., None] if pixels.ndim == 2 else pixels, file.info["bit_depth"])
     exif, dpi = _exif_of(file.info.get("exif"))
     if xmp := file.info.get("xmp"):
         exif = Image.Exif() if exif is None else exif
         exif[XMP] = xmp
-    lost = (FURTHER.format(len(file) - 1),) if len(file) > 1 else ()
+    maps = len(file.info.get("depth_images", ())) + sum(map(len, file.info.get("aux", {}).values()))
+    lost = (FURTHER.format(more),) if (more := len(file) - 1 + maps) else ()
     profile, told = file.info.get("icc_profile"), file.info.get("nclx_profile") or {}
     chunks = cicp_chunk(*(int(told.get(name, 2)) for name in ("color_primaries", "transfer_characteristics")))
     picture = Picture(np.ascontiguousarray(pixels), exif, profile, dpi, b"" if profile else chunks)

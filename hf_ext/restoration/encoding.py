@@ -24,7 +24,7 @@ from .containers import has_other_light, has_texts, insert_chunks
 logger = logging.get_logger(__name__)
 
 # What each format has a place for, beside grey or RGB of 8 bits. A GIF's alpha is 0 or 255; a JPEG or WebP has a place
-# for XMP alone, others have it among the tags.
+# for XMP alone, a PNG a chunk, a TIFF a tag.
 _KEEPS: dict[str, tuple[str, ...]] = {
     "PNG": ("alpha", "16 bits", "frames", "profile", "tags", "chunks"),
     "TIFF": ("alpha", "16 bits", "pages", "profile", "tags"),
@@ -33,7 +33,8 @@ _KEEPS: dict[str, tuple[str, ...]] = {
     "GIF": ("alpha", "frames", "comment"),
     "BMP": (),
 }
-# Pixels an inch that a format has a number for; others store any.
+# Pixels of a side, and pixels an inch, that a format has a number for; others store any.
+_LONGEST_SIDE = {"JPEG": 65500, "WEBP": 16383, "GIF": 65535}
 _LARGEST_DPI = {"GIF": 0, "JPEG": 65535, "PNG": 5e7, "BMP": 5e7}
 
 # Folders of tags, and those of size inside the first: the size may have changed.
@@ -110,6 +111,7 @@ def encode_frames(
     if first.dpi and max(first.dpi) > _LARGEST_DPI.get(format, np.inf):
         say(f"{format} cannot store the resolution {round(first.dpi[0])} x {round(first.dpi[1])} an inch: left out")
         first = first._replace(dpi=None)
+    first = _with_xmp_chunk(first) if format == "PNG" else first
     deep = first.pixels.dtype == np.uint16
     if deep and ("16 bits" not in _KEEPS[format] or (count > 1 and format == "PNG")):
         say(f"{format} has 8 bits per channel: the 16 bits of the picture were rounded")
@@ -134,8 +136,11 @@ def encode_frames(
         raise UsageError(f"{format} cannot store a picture of {width} x {height} pixels: {error}") from error
 
 
-def require_place(frames: Frames, format: str) -> None:
-    """Refuses pages or an animation for which a format has no place."""
+def require_place(frames: Frames, format: str, scale: int = 1) -> None:
+    """Refuses pages, an animation or sides, which will be so many times as long, for which a format has no place."""
+    height, width = (scale * max(picture.pixels.shape[axis] for picture in frames.pictures) for axis in (0, 1))
+    if max(height, width) > (most := _LONGEST_SIDE.get(format, np.inf)):
+        raise UsageError(f"{format} cannot store a picture of {width} x {height} pixels: a side may have {most}.")
     count, pages = len(frames.pictures), frames.durations is None
     if count > 1 and ("pages" if pages else "frames") not in _KEEPS[format]:
         what = f"{count} pages. Write a .tif, or save each page as its own file."
@@ -186,9 +191,16 @@ def _shallow_image(picture: Picture, format: str, encoding: Encoding, say: Calla
     if format == "GIF":
         if ((alpha > 0) & (alpha < 255)).any():
             say("GIF has no half transparency: alpha from 128 on became opaque, below it transparent")
-        # In RGBA, of which alone Pillow keeps the alpha, with one clear colour.
+        # With one clear colour, which is 0. Of more than 256 Pillow makes fewer.
         colours = np.broadcast_to(colours, (*colours.shape[:2], 3))
-        return pixels_to_image(np.where(alpha < 128, 0, np.concatenate([colours, np.full_like(alpha, 255)], axis=-1)))
+        pixels = np.where(alpha < 128, 0, np.concatenate([colours, np.full_like(alpha, 255)], axis=-1))
+        found, places = np.unique(np.ascontiguousarray(pixels).view(">u4"), return_inverse=True)
+        if len(found) > 256:
+            return pixels_to_image(pixels)
+        image = Image.fromarray(places.reshape(pixels.shape[:2]).astype(np.uint8))
+        image.putpalette(found.view(np.uint8).reshape(-1, 4)[:, :3].tobytes())
+        image.info.update({} if found[0] else {"transparency": 0})
+        return image
     if (alpha == 255).all():
         return pixels_to_image(colours)
     background = np.array(encoding.background, np.float32)
@@ -289,6 +301,15 @@ def _tags_to_write(picture: Picture) -> Image.Exif | None:
     for folder in (exif.get_ifd(folder) for folder in FOLDERS if folder in exif):
         folder.update({tag: _Text(value) for tag, value in folder.items() if isinstance(value, str)})
     return _with_bytes(exif)
+
+
+def _with_xmp_chunk(picture: Picture) -> Picture:
+    """The picture with its XMP in the chunk where readers of a PNG look for it, and no longer among the tags."""
+    exif, chunk = descriptive_tags(picture), io.BytesIO()
+    if exif is None or not isinstance(exif.get(XMP), bytes):
+        return picture
+    putchunk(chunk, b"iTXt", b"XML:com.adobe.xmp" + bytes(5) + exif.pop(XMP))
+    return picture._replace(exif=exif, colour_chunks=picture.colour_chunks + chunk.getvalue())
 
 
 def _with_bytes(exif: Image.Exif) -> Image.Exif:

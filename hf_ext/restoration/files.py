@@ -337,8 +337,8 @@ def is_misread(image: Image.Image) -> bool:
 
 
 # Kinds that Pillow does not know or reads wrongly are read by tifffile, which alone knows fewer compressions.
-def read_tiff(source: Source, check: Callable[[int], None]) -> Frames:
-    """All pages of a TIFF; `check` is called with their pixels before one is decoded."""
+def read_tiff(source: Source, check: Callable[..., None]) -> Frames:
+    """All pages of a TIFF, or a DNG of one; `check` is called with their pixels before one is decoded."""
     data, pictures, lost = io.BytesIO(read_bytes(source)), list[Picture](), list[str]()
     try:
         # Both libraries tell of damaged tags; the pixels decide.
@@ -351,6 +351,8 @@ def read_tiff(source: Source, check: Callable[[int], None]) -> Frames:
                     break
                 pages[page.offset] = page.aspage()
             shown = [page for page in pages.values() if not page.is_mask]
+            if any(camera.DNG_VERSION in page.tags for page in shown):
+                return camera.read_raw(source, check)
             check(sum(page.imagewidth * page.imagelength for page in shown))
             pictures += [_read_page(page, data, lost.append) for page in shown]
     except UnreadableError:

@@ -45,6 +45,13 @@ class Records:
         cut_off = (bool(records) or not job.out.stat().st_size) and not is_whole(job.out)
         return "ours" if cut_off else "foreign"
 
+    def is_done(self, job: Job) -> bool:
+        """True where another command has made the result since the jobs were chosen."""
+        if job.replace or job.out is None or not job.out.exists():
+            return False
+        self.found = _read(self.file)
+        return self.state(job) == "same"
+
     def is_result(self, path: Path) -> bool:
         """True for a file that this command wrote and nobody changed since."""
         if not self.found:

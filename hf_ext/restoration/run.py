@@ -53,10 +53,13 @@ def restore_files(
         assert model is not None
         done, texts = None, list[str]()
         try:
+            if records is not None and records.is_done(job):
+                outcomes[number] = 0.0, []
+                continue
             if model.config.demosaicks:
                 require_unturned(job.source)
             frames, restored = read_frames(job.source, max_megapixels), list[Picture]()
-            require_place(frames, FORMATS[job.ending.lower()])
+            require_place(frames, FORMATS[job.ending.lower()], 1 if model.config.demosaicks else model.config.scale)
             for index, picture in enumerate(frames.pictures):
                 chosen = options
                 if strength == "auto":
@@ -85,7 +88,7 @@ def restore_files(
     for number, (done, texts) in joined:
         if done is None:
             report.failed[jobs[number].name] = texts[0]
-        elif (place := jobs[number].out) is not None:
+        elif done and (place := jobs[number].out) is not None:
             report.restored.append(place)
         if say is not None and ranks.index == 0 and ranks.count > 1:
             for text in texts:
@@ -103,10 +106,10 @@ def _write(job: Job, frames: Frames, encoding: Encoding, records: Records | None
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         return
+    if job.out.exists() and not job.replace and not (records is not None and records.is_done(job)):
+        raise FileExistsError(f"{job.out} exists; it is replaced only if overwriting is allowed.")
     if records is not None:
         records.add(job, data)
-    if job.out.exists() and not job.replace:
-        raise FileExistsError(f"{job.out} exists; it is replaced only if overwriting is allowed.")
     with whole_file(job.out) as file:
         file.write(data)
 

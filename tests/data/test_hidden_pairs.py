@@ -21,11 +21,13 @@ def test_days_of_a_fixed_camera_are_no_pairs(tmp_path):
     assert "WARNING: day1/ and day2/" in "; ".join(look_at(str(tmp_path)).notes)
 
 
-def write_pair(folder: Path, names: tuple[str, str], files: tuple[str, str], noise: float) -> None:
+def write_folders(folder: Path, names: tuple[str, ...], files: tuple[str, ...], noise: float) -> None:
+    """The same pictures in folders; those of all but the last are noisy."""
     for seed in range(1, 5):
         clean = np.kron(np.random.default_rng(seed).integers(0, 255, (4, 4)), np.ones((8, 8)))
-        other = np.random.default_rng(seed + 9).integers(0, 255, (32, 32))
-        for name, file, held in zip(names, files, ((1 - noise) * clean + noise * other, clean), strict=True):
+        for number, (name, file) in enumerate(zip(names, files, strict=True), 1):
+            other = np.random.default_rng(seed + 9 * number).integers(0, 255, (32, 32))
+            held = clean if number == len(names) else (1 - noise) * clean + noise * other
             (place := folder / name / file.format(seed)).parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(held.astype(np.uint8)).save(place)
 
@@ -38,8 +40,24 @@ def write_pair(folder: Path, names: tuple[str, str], files: tuple[str, str], noi
         (("degraded", "original"), ("{}.jpg", "{}.png"), 0.1, "--pairs degraded,original"),
         (("rainy_image", "ground_truth"), ("{}_3.png", "{}.png"), 0.1, "--pairs ground_truth,rainy_image"),
         (("HR", "LR_bicubic/X2"), ("000{}.png", "000{}x2.png"), 0.1, "--pairs HR,LR_bicubic"),
+        (
+            ("DIV2K_train_HR", "DIV2K_train_LR_bicubic/X2"),
+            ("000{}.png", "000{}x2.png"),
+            0.1,
+            "--pairs DIV2K_train_HR,",
+        ),
+        (("rain_training", "norain_training"), ("{}_1.png", "{}.png"), 0.1, "--pairs norain_training,rain_training"),
+        (("train_x", "train_y", "valid_x", "valid_y"), ("{}.png",) * 4, 0.1, "--pairs train_x,train_y"),
+        (("HR", "LR_x2", "LR_x4"), ("{}.png", "{}x2.png", "{}x4.png"), 0.1, "--pairs HR,LR_x2"),
+        (("extra", "lr", "hr"), ("e{}.png", "{}x2.png", "{}.png"), 0.1, "--pairs hr,lr"),
+        # Two splits of one folder, of which one is learned.
+        *(
+            ((one, other), ("{}.png",) * 2, 0.1, "")
+            for one, other in (("train/x", "test/x"), ("a_val/x", "a_train/x"))
+        ),
         # Classes, whose files may be numbered alike.
         (("cat", "dog"), ("{}.png", "{}.png"), 1.0, None),
+        (("cat", "dog", "emu"), ("{}.png",) * 3, 1.0, None),
         (("cat", "dog"), ("cat_a{}.png", "dog{}.png"), 0.1, ""),
         (("low", "high"), ("{}.png", "{}.png"), 0.1, ""),
     ],
@@ -47,12 +65,13 @@ def write_pair(folder: Path, names: tuple[str, str], files: tuple[str, str], noi
 def test_pairs_of_unknown_folders_are_refused_by_their_pictures_and_told_by_their_names(
     tmp_path, names, files, noise, told
 ):
-    write_pair(tmp_path, names, files, noise)
+    write_folders(tmp_path, names, files, noise)
     if told:
         with refused(DataError, told):
             look_at(str(tmp_path))
     else:
-        assert ("WARNING: cat/ and dog/" in "; ".join(look_at(str(tmp_path)).notes)) == (told is None)
+        told_of = [note for note in look_at(str(tmp_path)).notes if "like names" in note]
+        assert ["cat/ and dog/" in note for note in told_of] == [True] * (told is None)
     if names[0] == "degraded":
         assert look_at(str(tmp_path), Hints(pairs=names)).kind == "pairs"
     assert look_at(str(tmp_path), restores=False).kind in ("pictures", "pairs")

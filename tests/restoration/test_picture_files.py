@@ -12,7 +12,7 @@ from PIL.TiffImagePlugin import IFDRational
 
 from hf_ext.errors import DataError, UsageError
 from hf_ext.restoration.camera import MissingLibraryError, UnreadableError, is_raw
-from hf_ext.restoration.encoding import descriptive_tags, encode_frames
+from hf_ext.restoration.encoding import descriptive_tags, encode_frames, require_place
 from hf_ext.restoration.files import Frames, Picture, read_frames, read_image
 from hf_ext.restoration.jobs import FORMATS
 from hf_ext.semanir.image_processing_semanir import image_to_pixels
@@ -36,10 +36,18 @@ def test_metadata_is_kept_and_the_orientation_applied(ending, tmp_path):
         assert (exif[0x010F], exif.get(0x0112, 1), exif.get_ifd(0x8769)[0xA002]) == ("maker", 1, 20)
 
 
-@pytest.mark.parametrize("format", ["JPEG", "WEBP", "GIF"])
-def test_a_picture_that_is_too_wide_for_a_format_is_refused(format):
-    with refused(UsageError, format, "70000 x 1 pixels"):
-        encode_frames(Frames([Picture(np.zeros((1, 70000, 3), np.uint8))]), format)
+@pytest.mark.parametrize(("format", "most"), [("JPEG", 65500), ("WEBP", 16383), ("GIF", 65535), ("PNG", None)])
+def test_a_picture_that_is_too_wide_for_a_format_is_refused_before_it_is_enlarged(format, most):
+    for width in (most or 70_000, (most or 70_000) + 1):
+        for scale, shape in ((1, (1, width, 1)), (2, (-(-width // 2), 1, 1))):
+            frames = Frames([Picture(np.zeros(shape, np.uint8))])
+            if most and scale * max(shape) > most:
+                with refused(UsageError, format, f"{scale * shape[1]} x {scale * shape[0]} pixels", most):
+                    require_place(frames, format, scale)
+            else:
+                require_place(frames, format, scale)
+        if not most or width == most:
+            assert read_image(encode_frames(Frames([Picture(np.zeros((1, width, 1), np.uint8))]), format)) is not None
 
 
 @pytest.mark.parametrize(("format", "most"), [("GIF", 0), ("JPEG", 65535), ("PNG", 5e7), ("TIFF", 4e9)])
@@ -195,6 +203,20 @@ def test_heic_is_read_with_its_tags_and_upright(mode, tmp_path):
     np.testing.assert_array_equal(read_frames(path.read_bytes()).pictures[0].pixels, picture.pixels)
 
 
+# Alpha, which is kept; maps of depth and brightness, by which phones name such a picture.
+@pytest.mark.parametrize(
+    ("kind", "lost"),
+    [(b"mpeg:hevc:2015:auxid:1", 0), (b"mpeg:hevc:2015:auxid:2", 1), (b"com:apple:photo:aux:map", 1)],
+)
+def test_maps_beside_a_heic_are_told(kind, lost, tmp_path):
+    path = write_heic(tmp_path / "a.heic", Image.fromarray(noise(48, 64, 4)))
+    data = path.read_bytes()
+    assert data.count(b"mpeg:hevc:2015:auxid:1") == 1
+    frames = read_frames(data.replace(b"mpeg:hevc:2015:auxid:1", kind[:22]))
+    assert ["1" in line for line in frames.lost] == [True] * lost
+    assert frames.pictures[0].pixels.shape == (48, 64, 4 - lost)
+
+
 def test_heic_of_10_bits_is_read_with_16(tmp_path):
     pillow_heif = pytest.importorskip("pillow_heif", reason="the extra `images` is not installed")
     wanted = smooth().astype(np.uint16) * 257
@@ -231,6 +253,13 @@ def test_raw_is_developed_with_16_bits(tmp_path):
     assert picture.exif[0x010F] == "maker"
     turned = read_image(write_dng(tmp_path / "b.dng", orientation=6))
     assert turned.pixels.shape == (96, 64, 3) and 0x0112 not in turned.exif
+    # By its bytes alone, as of standard input, or under the name of a TIFF, a DNG of one picture is the same.
+    data = (tmp_path / "b.dng").read_bytes()
+    (tmp_path / "b.tif").write_bytes(data)
+    for source in (data, tmp_path / "b.tif"):
+        np.testing.assert_array_equal(read_image(source).pixels, turned.pixels)
+        with refused(DataError, "0.003 megapixels"):
+            read_image(source, 0.003)
 
 
 def test_the_thumbnail_of_a_raw_is_never_taken_for_it(tmp_path, hide_library):

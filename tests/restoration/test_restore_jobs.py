@@ -235,6 +235,41 @@ def test_words_that_mean_nothing_are_refused_and_nothing_is_written(words, fact,
     assert files(photos) == before and not (photos / "new").exists()
 
 
+@pytest.mark.parametrize("moment", ["before", "meanwhile"])
+@pytest.mark.parametrize(("model_of_other", "fails"), [("ours", False), ("other", True), (None, True)])
+def test_two_commands_with_one_folder_share_its_results(model, photos, tmp_path, model_of_other, fails, moment):
+    """The other one makes both results after this one was planned, or while it restores; None is no command."""
+    out, plan = tmp_path / "out", plan_jobs([str(photos)], tmp_path / "out")
+    ours = Records(out, "ours", {})
+    _, to_do = choose_jobs(plan, ours, overwrite=False)
+
+    def make(*_: float) -> None:
+        if not out.exists():
+            restore_files(model, to_do, records=model_of_other and Records(out, model_of_other, {}))
+
+    if moment == "before":
+        make()
+    report = restore_files(model, to_do, records=ours, progress=make)
+    assert [*report.failed] == [job.name for job in to_do if fails]
+    # The one that was begun is done; the next is found to be.
+    assert len(report.restored) == (moment == "meanwhile" and not fails)
+    assert len([*out.rglob("*.png")]) == len(to_do) == 2 and not [*out.rglob("*.tmp-*")]
+    state = {"ours": "same", "other": "ours", None: "foreign"}[model_of_other]
+    assert {Records(out, "ours", {}).state(job) for job in to_do} == {state}
+
+
+def test_what_killed_commands_left_is_removed_of_finished_pictures_too(folder_of_model, photos, tmp_path):
+    out, words = tmp_path / "out", (folder_of_model, photos, "--out", tmp_path / "out")
+    run(*words)
+    # What is young may be in the making, and other names are others' business.
+    parts = {"more/.b.png.tmp-00000000": 0, ".a.png.tmp-00000000": 0, ".a.png.tmp-11111111": 9e9, ".z.tmp-00000000": 0}
+    for name, time in parts.items():
+        (out / name).write_bytes(b"part")
+        os.utime(out / name, (time, time))
+    assert "2 already restored" in run(*words).stdout
+    assert [name for name in parts if (out / name).exists()] == [*parts][2:]
+
+
 def test_a_picture_that_a_cpus_memory_cannot_hold_stops_no_other(model, photos, tmp_path):
     def only_the_small_one(module, args, inputs):
         if inputs["pixel_values"].shape[-1] > 10:

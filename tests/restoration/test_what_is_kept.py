@@ -73,12 +73,28 @@ def test_transparency_of_a_gif_is_hard_and_stays(soft, channels, count):
     assert len(said) == soft
 
 
-@pytest.mark.parametrize(("side", "lines"), [(16, 0), (17, 1)])
-def test_colours_that_a_gif_cannot_hold_are_said(side, lines):
-    pixels, said = np.arange(side**2 * 3).reshape(side, side, 3).astype(np.uint8), []
-    pixels[..., 1] += np.arange(side, dtype=np.uint8)[:, None]
-    encode_frames(Frames([Picture(pixels), Picture(pixels)], [40.0] * 2), "GIF", say=said.append)
-    assert len(said) == lines
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("channels", [2, 3, 4])
+# So many colours, clear pixels among them or not.
+@pytest.mark.parametrize(("colours", "clear"), [(3, True), (200, True), (255, True), (256, False), (256, True)])
+def test_colours_of_a_gif_are_kept_or_it_is_said(colours, clear, channels, count):
+    random, parts, said = np.random.default_rng(0), [], []
+    for _ in range(count):
+        values = random.permutation(2 ** (8 * min(channels - 1, 2)) if channels != 3 else 2**24)[:colours]
+        # The bytes of a number are the channels of a colour; each is there once at least.
+        places = np.append(np.arange(colours), random.integers(0, colours, 20 * 20 - colours)).reshape(20, 20)
+        pixels = (values[places][..., None] >> np.array([0, 8, 16])[: channels - 1 + channels % 2]).astype(np.uint8)
+        alpha = np.full((20, 20, 1), 255, np.uint8)
+        alpha[19] = 0 if clear else 255
+        parts.append(pixels if channels % 2 else np.concatenate([pixels, alpha], axis=-1))
+    frames = Frames([Picture(pixels) for pixels in parts], [40.0] * count if count > 1 else None)
+    read = read_frames(encode_frames(frames, "GIF", say=said.append))
+    assert len(said) == (channels != 3 and clear and colours == 256)
+    for picture, pixels in zip(read.pictures, parts if not said else [], strict=not said):
+        shown = pixels[..., -1] > 0 if channels % 2 == 0 else np.ones((20, 20), bool)
+        wanted = Image.fromarray(pixels[..., 0] if channels == 2 else pixels[..., :3]).convert("RGB")
+        got = Image.fromarray(picture.pixels.squeeze()).convert("RGB")
+        np.testing.assert_array_equal(np.asarray(got)[shown], np.asarray(wanted)[shown])
 
 
 @pytest.mark.parametrize("source", ["JPEG", "MPO", "TIFF"])
@@ -143,8 +159,9 @@ def test_channels_that_are_not_read_are_said():
 
 
 @pytest.mark.parametrize(("source", "quote"), [("JPEG", b'"'), ("WEBP", b"'"), ("TIFF", b'"'), ("PNG", b"'")])
-@pytest.mark.parametrize("format", ["JPEG", "WEBP", "TIFF", "PNG"])
+@pytest.mark.parametrize("format", ["JPEG", "WEBP", "TIFF", "PNG", "PNG of 16 bits", "PNG of 2 frames"])
 def test_xmp_travels_upright(source, format, quote):
+    format, _, kind = format.partition(" of ")
     xmp = XMP % (quote, quote)
     if source == "TIFF":
         data = encode(noise(5, 9, 3), source, tiffinfo={700: xmp})
@@ -153,9 +170,15 @@ def test_xmp_travels_upright(source, format, quote):
         data = png[:33] + chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp) + png[33:]
     else:
         data = encode(noise(5, 9, 3), source, xmp=xmp)
-    frames, image, said = written(data, format)
-    assert frames.pictures[0].exif[700] == xmp.replace(b"6", b"1") and not said
-    if format in ("JPEG", "WEBP"):
+    read, said = read_frames(data), []
+    more = {"16 bits": [noise(5, 9, 3, dtype=np.uint16)], "2 frames": [noise(5, 9, 3), noise(5, 9, 3, seed=1)]}
+    pictures = [read.pictures[0]._replace(pixels=pixels) for pixels in more.get(kind, [read.pictures[0].pixels])]
+    read = read._replace(pictures=pictures, durations=[40.0] * 2 if len(pictures) > 1 else None)
+    result = encode_frames(read, format, say=said.append)
+    assert read_frames(result).pictures[0].exif[700] == xmp.replace(b"6", b"1") and not said
+    image = Image.open(io.BytesIO(result))
+    assert 700 in read.pictures[0].exif, "what was given is not changed"
+    if format != "TIFF":
         assert image.info["xmp"] == xmp.replace(b"6", b"1") and 700 not in image.getexif()
 
 
