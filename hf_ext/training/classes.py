@@ -124,7 +124,9 @@ def name_unlabelled(source: DataSource | None) -> Iterator[None]:
     except ValueError as error:
         # From a loader process comes its text alone.
         found = re.search(r"column '([^']+)'(?= holds (?:None|nan|'')|; it has)", str(error))
-        for table in _list_tables(source) if source and found else ():
+        if source is None or found is None:
+            raise
+        for table in _list_tables(source):
             lacks = False
             with contextlib.suppress(*UNOPENABLE):
                 # To its end might take hours.
@@ -136,7 +138,7 @@ def name_unlabelled(source: DataSource | None) -> Iterator[None]:
 
 def _list_tables(source: DataSource) -> Iterator[DataSource]:
     """The local tables of a source, each as a stream; of a folder those of its split, as far as their places tell."""
-    for part in source.parts or [source]:
+    for part in (*source.parts,) or (source,):
         places = find_files(part.path)
         if len(places) == 1 and (folder := Path(places[0])).is_dir():
             split = "train" if part.hold_out else part.split.partition("[")[0]

@@ -469,7 +469,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         if clean is not None and steps == total and clean[0] > 0.5:
             problem = "where the network expects a picture: take more steps, or timestep_spacing='trailing'"
             self._LOGGER.warning(f"{name} starts from noise at timestep {int(left[0])}, {problem}.")
-        self._check_levels(*((0, 0) if levels is None else (float(levels[0]), float(levels[begin]))), total)
+        self._check_levels(*((0.0, 0.0) if levels is None else (float(levels[0]), float(levels[begin]))), total)
         # x0 = (x - sqrt(1 - a) e) / sqrt(a) has no value where a, the kept part of the picture, is 0, or of PNDM tiny
         least = 1e-6 if isinstance(scheduler, diffusers.PNDMScheduler) else 0
         if clean is not None and (clean <= least).any() and self.config.prediction_type == "epsilon":

@@ -162,7 +162,9 @@ def test_without_measure_a_sample_warns_of_far_and_of_equal_tasks(tmp_path, meth
     for name in ("copy", "same"):
         shutil.copytree(tmp_path / "base", tmp_path / name)
     for other, named in (("near", ["copy"]), ("same", ["copy", "same"])):
-        assert [text.split()[0] for text in merged("copy", other)["warnings"]] == named
+        # An average may have the base among its models.
+        expected = [] if method == "average" else named
+        assert [text.split()[0] for text in merged("copy", other)["warnings"]] == expected
 
 
 def test_what_is_no_merge_is_refused(folders, tmp_path, url):
