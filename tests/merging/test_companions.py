@@ -181,7 +181,7 @@ def test_weights_states_logs_secrets_and_other_models_stay(tmp_path):
     }
     for name in (*kept, *silent, *left):
         write_json(folder / name, {})
-    (folder / "notes.txt").write_text("my token is hf_" + "a" * 34)
+    (folder / "notes.txt").write_text("my token is hf_" + "aB" * 17)
     before = {"config.json", "tokenizer.json", "tokenizer_config.json"}
     found = find_companions(folder)
     assert set(found.files) == kept | before and not found.modules
