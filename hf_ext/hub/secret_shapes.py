@@ -157,7 +157,9 @@ a private key | wif priv 0x keypair secretkey secret_key |
     |(?i:keypair|secret_?key)[^\[\n]{0,40}\[\s{0,3}(?:\d{1,3},\s{0,3}){63}\d{1,3}\s{0,3}\]
 a private key | kty | "[dk]"\s{0,3}:\s{0,3}"[\w\-]{40,}"
 # The Hub signs results in cards by such a token, which everybody may read.
-a JSON web token | eyj | <START>(?<!verifyToken: )(?<!verifyToken": ")eyJ[\w\-]{10,}\.eyJ[\w\-]{10,}\.[\w\-]{16,}
+a JSON web token | eyj | <START>
+    (?<!verifyToken: )(?<!verifyToken": ")(?<!verifyToken":")(?<!verifyToken: ['"])
+    eyJ[\w\-]{10,}\.eyJ[\w\-]{10,}\.[\w\-]{16,}
 a password in an address | :// |
     # Not what a new server has, guest:guest, and nothing of the names that are for documents alone.
     [A-Za-z][A-Za-z0-9+.\-]{1,20}://(?!(?P<first>guest|postgres|mysql|root|user):(?P=first)@)[^\s/:@"'<>]{0,200}:
@@ -262,11 +264,12 @@ def _read_table() -> Iterator[tuple[str, frozenset[str], re.Pattern[str]]]:
 
 _SHAPES = list(_read_table())
 _ALL_MARKS = frozenset[str]().union(*(marks for _, marks, _ in _SHAPES))
-# Longer than any key, a session token of AWS too.
-_DATA = re.compile(r"[A-Za-z0-9+/]{4096,}")
-# Letters about a mark in which its shape lies: a private JWK of 4,096 bits has 2,800. Parts end where words do.
+# Letters of a picture, in which each beginning of a token comes by chance.
+_DATA = re.compile(r"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{4096,}")
+# Letters about a mark in which its shape begins; parts end where words do. These marks may be anywhere.
 _REACH = 3000
 _PART_ENDS = re.compile(r"[\s\"'<>]")
+_FAR = ("kty", "username", "mailgun")
 # What documents write in the place of a secret: words, and variables of shells, Windows, Python and templates.
 _PLACEHOLDER = re.compile(
     r"(?i:[x*]{6}|\.{3}|your|example|placeholder|change_?me|os\.environ|getenv|getpass|\benv:|redacted|dummy"
@@ -302,12 +305,12 @@ class Match(NamedTuple):
 
 
 def find_secrets(text: str) -> Iterator[Match]:
-    # In the letters of a picture each beginning of a token comes by chance; `readings` opens them, here they go.
-    text = _DATA.sub(lambda found: " " * len(found[0]), text)
+    data = [found.span() for found in _DATA.finditer(text)]
     for kind, pattern, start, end in _places(text):
         for found in pattern.finditer(text, start, end):
             value = found.groupdict().get("value") or found[0]
-            if not _PLACEHOLDER.search(value):
+            by_chance = any(low < found.start() and found.end() <= high for low, high in data)
+            if not by_chance and not _PLACEHOLDER.search(value):
                 yield Match(kind, found.start())
     yield from _find_columns(text)
 
@@ -316,22 +319,25 @@ def _places(text: str) -> Iterator[tuple[str, re.Pattern[str], int, int]]:
     """
     Finds the parts of a text in which each shape is to be looked for: those around its marks.
 
-    A pattern takes 20 ms a megabyte, and a vocabulary has 2 to 30; its marks are found in 1. No shape but a chain of
-    letters, which is never cut, is as long as a part, so the parts hold what the whole text does.
+    A pattern takes 20 ms a megabyte, and a vocabulary has 2 to 30; its marks are found in 1. A shape begins near its
+    mark. It may be longer than a part only as a chain of letters, which no part cuts, and no part begins in another.
     """
     # The only letter that gets longer when it gets small.
     small = text.replace("\u0130", "I").lower()
     marked = {mark: [found.start() for found in re.finditer(re.escape(mark), small)] for mark in _ALL_MARKS}
     for kind, marks, pattern in _SHAPES:
+        if any(marked[mark] for mark in marks.intersection(_FAR)):
+            yield kind, pattern, 0, len(text)
+            continue
         start = end = -1
         for place in sorted(place for mark in marks for place in marked[mark]):
-            if place > end:
+            if place - _REACH > end:
                 if end > 0:
                     yield kind, pattern, start, end
-                start = max(end, place - _REACH)
+                start = max(0, place - _REACH)
             if place + _REACH > end:
                 after = _PART_ENDS.search(text, place + _REACH)
-                end = after.start() if after else len(text)
+                end = after.end() if after else len(text)
         if end > 0:
             yield kind, pattern, start, end
 

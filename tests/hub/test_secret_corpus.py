@@ -18,7 +18,7 @@ from hf_ext.hub.disclosure import SecretFound, refuse_secret
 from hf_ext.hub.secret_shapes import find_secrets
 
 from . import secret_uses
-from .secret_corpus import DISGUISES, PLACES, shapes
+from .secret_corpus import DISGUISES, HEX, PLACES, WORD, letters, shapes
 from .secret_uses import uses
 
 ROOT = Path(__file__).parents[2]
@@ -167,6 +167,7 @@ def oddities() -> dict[str, str]:
         # As the Hub signs its own evaluations.
         "results.md": f"  verified: true\n  verifyToken: {'.'.join(signed)}\n",
         "results.json": json.dumps({"verified": True, "verifyToken": ".".join(signed)}),
+        "results.jsonl": json.dumps({"verifyToken": ".".join(signed)}, separators=(",", ":")),
         "hash.yaml": f"sha256: {rng.randbytes(32).hex()}\nmd5: {rng.randbytes(16).hex()}\nseed: 1234567890123456\n",
         "variables.md": "https://alice:$TOKEN@nas.acme.com/x https://alice:${TOKEN:-a1}@nas.acme.com "
         "https://a:%TOKEN1%@b.c "
@@ -181,6 +182,27 @@ def oddities() -> dict[str, str]:
         "code.md": "def f(secret_key: str, access_token=None, password: str | None = None): ...\n"
         "key-value cache, sk-learn, task-oriented-classification-of-sentences, xoxo, pypi-like, dapivirine\n",
     }
+
+
+def long_secrets() -> dict[str, str]:
+    """Secrets that are longer than a part, far from their mark, or at the border of two parts."""
+    long, hexadecimal = letters(WORD, 5000), letters(HEX, 40)
+    keys = {"keys": [{"kty": "RSA", "x5c": [letters(WORD, 1700), letters(WORD, 1900)], "d": letters(WORD, 342)}]}
+    return {
+        "web token": f"id_token: eyJ{letters(WORD, 60)}.eyJ{long}.{letters(WORD, 90)}",
+        "session token": f"AWS_SESSION_TOKEN={long}",
+        "header": f"Authorization: Bearer {long}",
+        "auth": json.dumps({"auth": long}),
+        "behind data": f"{long}/h" + f"f_{letters(WORD, 34)}",
+        "certificates": json.dumps(keys, indent=2),
+        "fields between": json.dumps({"username": "a", "about": "y " * 2400, "key": letters(HEX, 32)}),
+        **{f"border {gap}": f"login {'y' * gap} wandb login {hexadecimal}" for gap in range(2950, 3050, 9)},
+    }
+
+
+@pytest.mark.parametrize("secret", long_secrets().values(), ids=long_secrets())
+def test_secrets_longer_than_a_part_are_found(secret):
+    assert list(find_secrets(secret))
 
 
 def test_parts_about_the_marks_hold_what_the_whole_text_does():
