@@ -270,7 +270,7 @@ def remove_leftovers_of(paths: Iterable[Path]) -> None:
         for found in folder.glob(f".*{_MARK}????????"):
             if found.name.rpartition(_MARK)[0] not in wanted:
                 continue
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 if found.is_file() and found.stat().st_mtime < old:
                     found.unlink()
 

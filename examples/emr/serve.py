@@ -190,14 +190,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1024, help="of a text that is generated")
     parser.add_argument("--seconds", type=float, default=120.0, help="from a request's beginning to its end")
     words = parser.parse_args()
-    token = words.token_file.read_text().strip() if words.token_file else None
-    if token is None and words.host not in OWN_NAMES:
+    if words.token_file is None and words.host not in OWN_NAMES:
         parser.error(f"--host {words.host} is not loopback: set --token-file")
     try:
+        token = words.token_file.read_text().strip() if words.token_file else None
         access = Access(token, allowed_hosts=[*OWN_NAMES, words.host, *words.allowed_host])
         emr = EMRModel.from_pretrained(words.artifact, device=words.device)
         app = make_app(emr, access, Limits(words.megapixels, words.gigabytes, words.seconds), words.tokens)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     uvicorn.run(app, host=words.host, port=words.port)
 

@@ -205,7 +205,13 @@ class EmbeddedHub:
         self._server = uvicorn.Server(configuration)
         # The thread itself does not tell: a join that a signal interrupts marks it as ended, though it lives.
         self._ended = threading.Event()
-        threading.Thread(target=self._run, args=(self._server, listening), daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(self._server, listening), daemon=True).start()
+        except BaseException:
+            self._ended.set()
+            self.stop()
+            listening.close()
+            raise
         return self
 
     def serve_forever(self, ready: Callable[[EmbeddedHub], None] | None = None) -> None:

@@ -17,6 +17,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from errno import EISDIR, ENOENT, ENOTDIR
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -160,6 +161,9 @@ class HubStore:
                 if (repository := self.repository(kind, identifier)) is not None:
                     yield repository
             except Exception as error:
+                # Of the disk or the process, not of a repository: the others would be missed, too.
+                if isinstance(error, OSError) and error.errno not in (ENOENT, ENOTDIR, EISDIR):
+                    raise
                 logging.getLogger(__name__).error("%s/%s is damaged: %r", kind, identifier, error)
 
     def _folder(self, kind: str, repository_id: str) -> Path:

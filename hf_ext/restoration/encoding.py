@@ -194,10 +194,12 @@ def _shallow_image(picture: Picture, format: str, encoding: Encoding, say: Calla
         # With one clear colour, which is 0. Of more than 256 Pillow makes fewer.
         colours = np.broadcast_to(colours, (*colours.shape[:2], 3))
         pixels = np.where(alpha < 128, 0, np.concatenate([colours, np.full_like(alpha, 255)], axis=-1))
-        found, places = np.unique(np.ascontiguousarray(pixels).view(">u4"), return_inverse=True)
-        if len(found) > 256:
-            return pixels_to_image(pixels)
-        image = Image.fromarray(places.reshape(pixels.shape[:2]).astype(np.uint8))
+        image = pixels_to_image(pixels)
+        if (counted := image.getcolors(256)) is None:
+            return image
+        found = np.array(sorted(colour for _, colour in counted), np.uint8).view(">u4")[:, 0]
+        places = np.searchsorted(found, np.ascontiguousarray(pixels).view(">u4")[..., 0])
+        image = Image.fromarray(places.astype(np.uint8))
         image.putpalette(found.view(np.uint8).reshape(-1, 4)[:, :3].tobytes())
         image.info.update({} if found[0] else {"transparency": 0})
         return image

@@ -3,10 +3,12 @@ The embedded Hub in a process of its own: small, without torch and transformers,
 signal, or killed, after which earlier commits are there, and nothing half there shows.
 """
 
+import errno
 import hashlib
 import http.client
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -272,6 +274,34 @@ def test_a_disk_that_takes_no_more(url: str, hub: EmbeddedHub) -> None:
     blob.rmdir()
     assert list(hub.store.incoming.iterdir()) == [] == find_damage(hub.store)
     assert ask(url, "POST", COMMIT, body).status == 200
+
+
+def test_a_listing_without_descriptors_is_no_shorter_one(url: str, hub: EmbeddedHub) -> None:
+    for name in ("me/n", "me/o"):
+        assert create_repository(url, name).status == 200
+    hub.stop()
+    store = HubStore(hub.root)
+    listing = store.repositories("models")
+    assert next(listing).id == "me/model"
+    with pytest.raises(OSError) as failed, file_limit(0, resource.RLIMIT_NOFILE):
+        next(listing)
+    assert failed.value.errno == errno.EMFILE
+    assert [repository.id for repository in store.repositories("models")] == ["me/model", "me/n", "me/o"]
+    store.close()
+
+
+def test_a_hub_whose_thread_cannot_start_leaves_the_folder_free(tmp_path: Path) -> None:
+    hub = EmbeddedHub(tmp_path / "hub")
+    # More than any machine has.
+    before = threading.stack_size(2**50)
+    try:
+        with pytest.raises(RuntimeError):
+            hub.start()
+    finally:
+        threading.stack_size(before)
+    hub.stop()
+    with hub:
+        assert ask(hub.url, "GET", "/api/models").status == 200
 
 
 def test_damage_is_found(url: str, hub: EmbeddedHub) -> None:

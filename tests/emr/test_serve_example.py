@@ -335,6 +335,8 @@ def test_what_cannot_be_served_is_said_without_a_traceback(
     for words, said in (
         ([], "no classifier, generator or restorer"),
         (["--token-file", str(tmp_path / "token")], "may not be empty"),
+        (["--token-file", str(tmp_path / "missing")], "missing"),
+        (["--token-file", str(tmp_path)], str(tmp_path)),
         (["--host", "0.0.0.0"], "set --token-file"),
         (["--seconds", "0"], "seconds must be above 0"),
     ):

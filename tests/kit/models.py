@@ -24,14 +24,14 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, to
 
 
 @contextlib.contextmanager
-def file_limit(size: int) -> Iterator[None]:
-    """No file of this process may be written beyond that."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+def file_limit(size: int, kind: int = resource.RLIMIT_FSIZE) -> Iterator[None]:
+    """No file of this process may be written beyond that; or another limit."""
+    limits = resource.getrlimit(kind)
+    resource.setrlimit(kind, (size, limits[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        resource.setrlimit(kind, limits)
 
 
 def assert_same_answers(found: torch.Tensor, expected: torch.Tensor, what: str = "") -> None:
