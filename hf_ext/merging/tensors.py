@@ -145,8 +145,8 @@ class Table:
             own, held = [item for item in self.own if item.task == index], self._matching.names[index].pairs
             lost = [item for item in own if item.rule == KEPT and item.reason != EXCLUDED and item.nbytes]
             known = {item.base_name for item in own if item.reason == EXCLUDED}
-            others = [row for row in self.rows if index not in row.members]
-            others = [row.name for row in others if row.members or (row.parts and row.name not in held)]
+            apart = [row for row in self.rows if index not in row.members]
+            others = [row.name for row in apart if row.members or (row.parts and row.name not in held)]
             absent = [name for name in others if name not in known]
             unfit = [item.base_name for item in lost if item.base_name in self._base.tensors]
             unfit = [*absent, *(name for name in unfit if name not in absent)]
