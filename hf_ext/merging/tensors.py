@@ -111,11 +111,12 @@ class Table:
         """Warnings about tasks whose weights the type of the result does not hold exactly."""
         narrowed: dict[str, dict[str, None]] = defaultdict(dict)
         for row in self.rows:
-            for index, name in row.members.items():
-                own = self._tasks[index].tensors[name].dtype
+            held = [(self._tasks[index], name) for index, name in row.members.items()]
+            for task, name in held or [part[:2] for part in row.parts if row.dtype.is_floating_point]:
+                own = task.tensors[name].dtype
                 if torch.promote_types(own, row.dtype) != row.dtype:
                     types = f"stored in {type_name(own)}, the result is in {type_name(row.dtype)}"
-                    narrowed[types][self._tasks[index].label] = None
+                    narrowed[types][task.label] = None
         advice = "which does not hold all of it. Set dtype to float32 to keep it."
         return [f"{', '.join(labels)}: {types}, {advice}" for types, labels in narrowed.items()]
 
@@ -141,10 +142,11 @@ class Table:
         warnings = []
         self._refuse_other_labels()
         for index, task in enumerate(self._tasks):
-            own = [item for item in self.own if item.task == index]
+            own, held = [item for item in self.own if item.task == index], self._matching.names[index].pairs
             lost = [item for item in own if item.rule == KEPT and item.reason != EXCLUDED and item.nbytes]
             known = {item.base_name for item in own if item.reason == EXCLUDED}
-            others = [row.name for row in self.rows if row.members and index not in row.members]
+            apart = [row for row in self.rows if index not in row.members]
+            others = [row.name for row in apart if row.members or (row.parts and row.name not in held)]
             absent = [name for name in others if name not in known]
             unfit = [item.base_name for item in lost if item.base_name in self._base.tensors]
             unfit = [*absent, *(name for name in unfit if name not in absent)]
@@ -152,6 +154,7 @@ class Table:
             parts = [(item.shape, item.base_name.split(".")) for item in lost]
             shorter = [(shape, ".".join(own for own in name if own != part)) for shape, name in parts for part in name]
             unfit += [name for shape, name in shorter if self._lacking.get(name) == shape]
+            unfit = [name for name in unfit if not _is_statistic(name)]
             if lost:
                 names = name_some([item.name for item in lost])
                 warnings.append(f"{task.title}: the merged model cannot contain {names}; they are left out")
@@ -234,22 +237,22 @@ class Table:
                 self._keep(index, own, KEPT if unlike else COMPARED, reason)
             elif self._takes_part(index, name, own):
                 merged[index] = own
-        if reason is None and not holders:
+        if (averaged or reason is None) and not holders:
             self._lacking[name] = info.shape
+        dtype = getattr(torch, self._config.dtype) if merged and self._config.dtype else info.dtype
         if averaged and merged:
+            wider = info.dtype.is_floating_point and torch.promote_types(info.dtype, dtype) == dtype
             tasks = [self._tasks[index] for index in merged]
             shares = self._config.find_shares(name, self._depths[name], [task.label for task in tasks])
             held = zip((self._base, *tasks), (name, *merged.values()), shares, strict=False)
-            return Row(name, info.shape, info.dtype, parts=tuple(part for part in held if part[2]))
-        dtype = getattr(torch, self._config.dtype) if merged and self._config.dtype else info.dtype
+            return Row(name, info.shape, dtype if wider else info.dtype, parts=tuple(part for part in held if part[2]))
         return Row(name, info.shape, dtype, merged)
 
     def _raw_reason(self, name: str, info: TensorInfo) -> str | None:
         """The reason why a tensor of the base is not merged, if there is one."""
-        last = name.rpartition(".")[2]
         if self._is_excluded(name):
             return EXCLUDED
-        if last.startswith("running_") or last == "num_batches_tracked":
+        if _is_statistic(name):
             return STATISTIC
         if _is_computed(name, info):
             return COMPUTED
@@ -263,6 +266,8 @@ class Table:
         info, other_tokens = task.tensors[own], self._matching.vocabularies[index].get(name)
         if self._is_excluded(own):
             reason = EXCLUDED
+        elif _is_statistic(name) and info.numbers == ours.numbers and info.dtype.is_complex <= ours.dtype.is_complex:
+            return True
         elif ours.dtype.is_floating_point and not info.dtype.is_floating_point:
             reason = f"{info.dtype} in the task"
         elif other_tokens is not None:
@@ -304,6 +309,11 @@ class Table:
 
     def _is_excluded(self, name: str) -> bool:
         return any(pattern.match(name) for pattern in self._excluded)
+
+
+def _is_statistic(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return last.startswith("running_") or last == "num_batches_tracked"
 
 
 def _is_computed(name: str, info: TensorInfo) -> bool:

@@ -279,21 +279,54 @@ def test_one_model_gets_the_mean_of_running_statistics_by_the_shares_of_its_weig
         assert found[name].view(-1).view(torch.uint8).equal(expected.view(-1).view(torch.uint8)), name
 
 
-def test_running_statistics_that_a_task_lacks_or_that_cannot_be_averaged(tmp_path):
-    base = {"w": ones(4), **START}
-    with raw_plan(tmp_path, base, base | FIRST, {"w": ones(4)}, method="slerp", t=1) as plan:
+HALF, WIDE = ones(3).half(), {"dtype": "float32"}
+LACKS, LOST, MEAN, NARROW, NONE = "merged from the other", "cannot contain", "their mean", "float16", "no task has"
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "expected", "said"),
+    [
+        ([torch.tensor(7), torch.tensor([8]), torch.tensor(4)], {}, torch.tensor(6), [MEAN]),
+        ([torch.tensor(7.0), torch.tensor(9), torch.tensor(4)], {}, torch.tensor(6.5), [MEAN]),
+        ([torch.tensor(7), torch.tensor(9.0), torch.tensor([[5]])], WIDE, torch.tensor(7), [MEAN]),
+        ([ones(3), ones(1, 3) * 3, HALF], {}, ones(3) * 2, [MEAN]),
+        ([ones(3), ones(5), ones(3) * 2], {}, ones(3) * 2, [LOST]),
+        ([ones(3), ones(3).to(torch.complex64), ones(3) * 2], {}, ones(3) * 2, [LOST]),
+        ([HALF, ones(3) * 1e5, ones(3) * 3e5], WIDE, ones(3) * 2e5, [MEAN]),
+        ([HALF, ones(3) * 3, ones(3)], {}, HALF * 2, [NARROW, MEAN]),
+        ([HALF, ones(3), HALF], {"dtype": "bfloat16"}, HALF, [NARROW, MEAN]),
+        ([ones(3), HALF, HALF], {"dtype": "bfloat16"}, ones(3), []),
+        ([ones(3), ones(3) * 2, None], {}, ones(3) * 2, [LACKS]),
+        ([ones(3), ones(3) * 2, None], {"method": "slerp", "t": 1}, ones(3) * 2, [LACKS]),
+        ([ones(3), None, ones(3) * 3], {"method": "task_arithmetic", "weight": 0.5}, ones(3) * 2, [LACKS, MEAN]),
+        ([ones(3), ones(3) * 2, ones(3)], {"weight": {"t0": 1, "t1": 0}}, ones(3) * 2, []),
+        ([ones(3), None, None], {}, ones(3), [NONE]),
+    ],
+)
+@pytest.mark.parametrize("name", [COUNT, "bn.running_var"])
+def test_running_statistics_of_another_kind_or_of_some_tasks_are_merged(
+    tmp_path, name, models, options, expected, said
+):
+    written = [{"w": HALF.bfloat16()} | ({} if values is None else {name: values}) for values in models]
+    with raw_plan(tmp_path, *written, **{"method": "average"} | options) as plan:
         out = merge_checkpoints(plan.config, tmp_path / "out", progress=False).path
-    assert all(load_file(out / "model.safetensors")[name].equal(FIRST[name]) for name in FIRST)
+        told = resolve_plan(plan).warnings
+    found = load_file(out / "model.safetensors")[name]
+    assert found.equal(expected) and (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert len(told) == len(said) and all(any(part in text for text in told) for part in said)
+
+
+def test_running_statistics_that_cannot_be_averaged(tmp_path):
+    base = {"w": ones(4), **START}
     nan = base | {"bn.running_var": ones(3) * torch.nan}
     with raw_plan(tmp_path, nan, nan, nan, method="average") as plan:
         merge_checkpoints(plan.config, tmp_path / "same", progress=False)
     half = {name: value.half() if value.is_floating_point() else value for name, value in base.items()}
-    for start, change, kind in (
-        (base, nan, NotFiniteError),
-        (half, {"bn.running_var": ones(3) * 1e6}, NotFiniteError),
-        (base, {"bn.running_var": ones(5)}, DataError),
-    ):
-        with refused(kind, "bn.running_var"), raw_plan(tmp_path, start, base | change, method="average") as plan:
+    for start, change in ((base, nan), (half, {"bn.running_var": ones(3) * 1e6})):
+        with (
+            refused(NotFiniteError, "bn.running_var"),
+            raw_plan(tmp_path, start, base | change, method="average") as plan,
+        ):
             merge_checkpoints(plan.config, tmp_path / "bad", progress=False)
         with raw_plan(tmp_path, start, base | change, method="average", exclude=["bn.running_var"]) as plan:
             merge_checkpoints(plan.config, tmp_path / "kept", progress=False, overwrite=True)
