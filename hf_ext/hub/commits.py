@@ -117,7 +117,9 @@ def commit_folder(
                 options |= {"commit_message": message, "commit_description": description}
                 commit: CommitInfo = api.create_commit(repo_id, operations, **options)
         except RuntimeError as error:
-            raise _explain_upload(repo_id, error) from error
+            if (told := _explain_upload(repo_id, error)) is None:
+                raise
+            raise told from error
         except (HfHubHTTPError, httpx2.TransportError, NoHub) as error:
             if create_pr and not _is_conflict(error):
                 # A second try might open a second pull request.
@@ -137,11 +139,11 @@ def commit_folder(
     raise NotOnHub(repo_id, {branch: f"the Hub refused {_TRIES} times: it changed meanwhile"}, "Push again later")
 
 
-def _explain_upload(repo_id: str, error: RuntimeError) -> Exception:
-    """Names a large file that did not arrive, and why, without its signed address; other errors stay as they are."""
+def _explain_upload(repo_id: str, error: RuntimeError) -> NotOnHub | None:
+    """Names a large file that did not arrive, and why, without its signed address; none for other errors."""
     cause, name = error.__cause__, re.search(r"'(.+)'", str(error))
     if name is None or not isinstance(cause, HfHubHTTPError | httpx2.TransportError):
-        return error
+        return None
     told = str(cause).rstrip(".")
     if isinstance(cause, HfHubHTTPError):
         told = f"its upload was answered with {cause.response.status_code}"

@@ -35,6 +35,7 @@ from .checkpoints import (
 from .published_files import find_variant
 
 INDEX = "model_index.json"
+_WEIGHTS = {".safetensors", *PICKLES}
 
 
 def is_pipeline(folder: Path) -> bool:
@@ -131,12 +132,20 @@ def read_remote_headers(source: str) -> tuple[list[TensorInfo], str] | None:
     except (OfflineModeIsEnabled, httpx2.TransportError):
         cached = try_to_load_from_cache(repo_id, INDEX, revision=revision)
         folder = Path(cached).parent if isinstance(cached, str) else None
-        return None if folder is None else (read_headers(folder), folder.name)
+        return None if folder is None or not _is_whole(folder) else (read_headers(folder), folder.name)
     except (HfHubHTTPError, HFValidationError):
         return None
     if INDEX not in files:
         return None
     return _read_parts(files, lambda part: open_listed(api, repo_id, commit, files, f"{part}/")), commit
+
+
+def _is_whole(folder: Path) -> bool:
+    """True if a cached pipeline has all parts of its index, and weights where there is the config.json of a model."""
+    index = read_json_object(folder / INDEX).items()
+    parts = [folder / key for key, value in index if isinstance(value, list) and [*map(type, value)] == [str, str]]
+    kinds = [{path.suffix for path in part.glob("*")} for part in parts if (part / "config.json").is_file()]
+    return all(part.is_dir() for part in parts) and bool(kinds) and all(kind & _WEIGHTS for kind in kinds)
 
 
 def _read_parts(names: Iterable[str], open_part: Callable[[str], Checkpoint]) -> list[TensorInfo]:

@@ -2,8 +2,10 @@
 
 import contextlib
 import functools
+import itertools
 import logging
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 # What a model is built for: all its weights are trained, an adapter on it is, or it is scored.
 Use: TypeAlias = Literal["train", "adapt", "evaluate"]
+# To the end of all tables might take hours, in every process.
+_SECONDS = 10.0
 
 
 def settle_classes(task: Any, stored: list[str], source: str | None, use: Use) -> None:
@@ -126,14 +130,31 @@ def name_unlabelled(source: DataSource | None) -> Iterator[None]:
         found = re.search(r"column '([^']+)'(?= holds (?:None|nan|'')|; it has)", str(error))
         if source is None or found is None:
             raise
-        for table in _list_tables(source):
-            lacks = False
-            with contextlib.suppress(*UNOPENABLE):
-                # To its end might take hours.
-                lacks = any(class_name(row.get(found[1])) is None for row in open_source(table).take(10_000))
-            if lacks:
-                raise DataError(f"{error} The first file without it: {table.path}.") from error
-        raise
+        place = _find_unlabelled(source, found[1])
+        if place is None:
+            raise
+        raise DataError(f"{error} The first file without it: {place}.") from error
+
+
+def _find_unlabelled(source: DataSource, column: str) -> str | None:
+    """The first table without a label, as far as is read in ten seconds; none if no table has such a column."""
+    end, found, is_known = time.monotonic() + _SECONDS, None, False
+    for table in _list_tables(source):
+        with contextlib.suppress(*UNOPENABLE):
+            rows = open_source(table)
+            # Pictures beside it are not decoded.
+            rows = rows.select_columns(column) if column in (rows.features or ()) else rows
+            for row in itertools.takewhile(lambda _: time.monotonic() < end, rows):
+                is_known |= column in row
+                value = row.get(column)
+                # An error of a missing label is not one of -100.
+                if found is None and class_name(value) is None and value != -100:
+                    found = table.path
+                if found is not None:
+                    break
+        if (is_known and found is not None) or time.monotonic() >= end:
+            break
+    return found if is_known else None
 
 
 def _list_tables(source: DataSource) -> Iterator[DataSource]:

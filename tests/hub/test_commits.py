@@ -288,6 +288,21 @@ def test_the_reason_of_a_hub_that_has_no_room_is_told(proxy, bert):
         publish(bert, proxy)
 
 
+def test_the_cause_of_an_upload_that_failed_for_another_reason_is_kept(proxy, bert):
+    def rule(method, path, body, forward):
+        reply = forward(body)
+        if "objects/batch" not in path:
+            return reply
+        told = json.loads(reply.body)
+        told["objects"][0]["actions"]["upload"]["header"] = {"chunk_size": "large"}
+        return reply._replace(body=json.dumps(told).encode())
+
+    proxy.rule = rule
+    with refused(RuntimeError, "model.safetensors") as caught:
+        publish(bert, proxy)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
 def test_a_pull_request_is_verified_too(proxy, api, bert, tmp_path):
     api.create_repo("org/model")
     proxy.rule = change_commit("README.md")

@@ -1,5 +1,6 @@
 """open_checkpoint over HTTP: exact ranges, one commit, the cache, cut connections, redirects without the token."""
 
+import json
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -113,7 +114,10 @@ def test_remote_pickles_shards_and_unknown_repositories(served, tmp_path, hub, a
 
 def test_the_parts_of_a_pipeline_are_counted_alike_in_a_folder_and_on_a_hub(hub, hub_cache, tmp_path, monkeypatch):
     """Parts whose files have the same name are two files, and a variant beside the plain weights is left out."""
-    files = {"model_index.json": b"{}"}
+    parts = {"unet": ["diffusers", "A"], "vae": ["diffusers", "B"], "scheduler": ["diffusers", "C"]}
+    parts |= {"checker": [None, None], "sizes": [8, 8]}
+    files = {"model_index.json": json.dumps(parts).encode(), "scheduler/scheduler_config.json": b"{}"}
+    files |= dict.fromkeys(("unet/config.json", "vae/config.json"), b"{}")
     for name in ("unet/diffusion_pytorch_model", "unet/diffusion_pytorch_model.fp16", "vae/diffusion_pytorch_model"):
         files[f"{name}.safetensors"] = save({"w": torch.ones(2)})
     write_files(tmp_path / "pipeline", files)
@@ -123,7 +127,16 @@ def test_the_parts_of_a_pipeline_are_counted_alike_in_a_folder_and_on_a_hub(hub,
     tensors = read_headers(tmp_path / "pipeline")
     assert [one.file for one in tensors] == [f"{part}/diffusion_pytorch_model.safetensors" for part in ("unet", "vae")]
     assert read_remote_headers("me/pipeline")[0] == tensors
-    close_session()
+    # Of a cache that lacks a part, no sum is told.
+    cached = [*(name for name in files if "fp16" not in name)]
+    for number, name in enumerate(cached, 1):
+        hf_hub_download("me/pipeline", name, endpoint=hub.url, token=False, cache_dir=constants.HF_HUB_CACHE)
+        with monkeypatch.context() as offline:
+            offline.setattr(constants, "HF_HUB_OFFLINE", True)
+            close_session()
+            found = read_remote_headers("me/pipeline")
+        close_session()
+        assert (found is None) == (number < len(cached)) and (found is None or found[0] == tensors)
 
 
 def test_a_cached_file_is_not_fetched_again_and_serves_offline(served, request):

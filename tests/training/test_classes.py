@@ -7,11 +7,13 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from hf_ext.data.source import DataSource
 from hf_ext.errors import DataError, OtherRun
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask
+from hf_ext.training import classes
 from hf_ext.training.arguments import build
-from hf_ext.training.classes import check_labels, match_classes
+from hf_ext.training.classes import check_labels, match_classes, name_unlabelled
 from hf_ext.training.models import build_model
 from tests.kit.refusals import refused
 
@@ -215,3 +217,27 @@ def test_the_file_that_lacks_a_label_is_named(tmp_path, kind, lacks, use):
     arguments = make_arguments(tmp_path / "run", {**data, "max_bad_examples": 0.0}, **settings)
     with refused(DataError, *(["004.png", "metadata.csv"] if kind == "folder" else [f"b.{kind}"])):
         run(make_task(arguments), arguments)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("tables", "seconds", "named"),
+    [
+        # An error of a missing label is not one of -100; a column that no table has is not looked for in any.
+        ([{"label": [0, -100]}, {"label": [0, None]}], 60, 1),
+        ([{"label": [0, -100]}, {"label": [1, 0]}], 60, None),
+        ([{"x": [0, 1]}, {"label": [0, 1]}], 60, 0),
+        ([{"label": [0, 1]}, {"x": [0, 1]}, {"label": [0, None]}], 60, 1),
+        ([{"x": [0, 1]}, {"x": [None, 1]}], 60, None),
+        # All tables together are read for so long.
+        ([{"label": [0, 1]}, {"label": [0, None]}], 0, None),
+    ],
+)
+def test_the_first_table_without_a_label_is_found(tmp_path, monkeypatch, kind, tables, seconds, named):
+    monkeypatch.setattr(classes, "_SECONDS", seconds)
+    for number, table in enumerate(tables):
+        data = datasets.Dataset.from_dict({"text": ["ab", "cd"], **table})
+        {"csv": data.to_csv, "jsonl": data.to_json, "parquet": data.to_parquet}[kind](tmp_path / f"{number}.{kind}")
+    with pytest.raises(DataError) as caught, name_unlabelled(DataSource(str(tmp_path))):
+        series([]).read_class(None)
+    assert [n for n in range(len(tables)) if f"{n}.{kind}" in str(caught.value)] == [named] * (named is not None)
