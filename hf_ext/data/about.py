@@ -31,6 +31,8 @@ logger = logging.get_logger(__name__)
 # Names that `datasets` reads. Other tables are recognised by their content.
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 TABLES = (".csv", ".tsv", ".jsonl")
+# Columns of names of files that `datasets` reads.
+_FILES = re.compile(r"(.+_)?file_names?")
 # Names of splits that `datasets` sees, and words for splits within others, as of trainset beside testset.
 _SEEN = re.compile(rf"(?:.*[-._ \d])?({'|'.join(SPLIT_WORDS)})(?:[-._ \d].*)?")
 _WORDS = "|".join(sorted(SPLIT_WORDS, key=len, reverse=True))
@@ -152,9 +154,11 @@ def open_described(
     table, beside = find_table(place, (file for file in list_files(place) if file.suffix.lower() in endings))
     if files and table is not None and table.name in METADATA and _is_usual(table):
         # `datasets` leaves others out in silence, as after an interrupted call.
-        with contextlib.suppress(DataError, KeyError):
-            named = {Path(str(cell)).name for cell in read_table(table, True, raw=True).frame["file_name"]}
-            if unnamed := sum(file.name not in named for file in files):
+        with contextlib.suppress(DataError):
+            frame = read_table(table, True, raw=True).frame
+            cells = (cell for name in filter(_FILES.fullmatch, frame) for cell in frame[name])
+            named = {Path(str(file)).name for cell in cells for file in np.ravel(cell)}
+            if named and (unnamed := sum(file.name not in named for file in files)):
                 logger.warning(f"left out: {unnamed:,} of {count_of(len(files), 'file')}, not in {table}.")
         return None
     if not files:
@@ -193,7 +197,7 @@ def open_described(
 def _is_usual(table: Path) -> bool:
     """True for a metadata file that `datasets` reads: a CSV has commas, UTF-8, and a column of its names of files."""
     first, *rows = csv.reader(_read_lines(table))
-    places = [place for place, name in enumerate(first) if re.fullmatch(r"(.+_)?file_names?", name.strip('\ufeff" '))]
+    places = [place for place, name in enumerate(first) if _FILES.fullmatch(name.strip('\ufeff" '))]
     usual = any(os.path.isfile(table.parent / row[place]) for row in rows for place in places if place < len(row))
     return table.suffix != ".csv" or (usual and is_utf8(table))
 

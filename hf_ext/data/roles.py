@@ -25,10 +25,10 @@ _RISING = re.compile(
     r"(t|month|quarter|day|week|hour|minute|seconds?|sec|ms|period|index|cycles?|frames?|ticks?)([ _-]?(no|number))?",
     re.IGNORECASE,
 )
-# Names of times that stay times where cells repeat: time_spent, year_built, steps, and seasons may be channels.
+# Names of times that stay times where cells repeat: up_time, year_built, steps, and seasons may be channels.
 _PLAIN = re.compile(
     r"(?i)((time|date|date_?time|zeit|datum|ds|ts|epoch|year|step|t|seconds?|sec|ms|index|cycles?|frames?|ticks?)"
-    r"|time[ _-]?(stamp|step|index)|.*(_|\b)(time|date|timestamp))([ _-](no|number|s|ms|sec|seconds|utc))?\s*(\W.*)?"
+    r"|time[ _-]?(stamp|step|index)|.*(_|\b)(date|timestamp))([ _-](no|number|s|ms|sec|seconds|utc))?\s*(\W.*)?"
 )
 _SERIES = re.compile(
     r"(series|unique|item|case|subject|patient|sensor|unit|machine|sample|example|trial|recording|participant|person"
@@ -119,7 +119,9 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     if len(parts) > 1 and "year" in map(str.lower, parts):
         raise DataError(f"{shorten(parts)} hold the time in parts: {_JOIN}, as in 2024-12-31")
     plain = [] if time else _without(filter(_PLAIN.fullmatch, numbers), [label, series], hints.inputs)
-    time = next((name for name in plain if _is_spoiled(frame, name, series)), time)
+    spoiled = next((name for name in plain if _is_spoiled(frame, name, series)), None)
+    # Inputs that are named decide: the time is none of them, and no reason to refuse them.
+    time = time if hints.inputs else time or spoiled
     columns, known = dict(frame.items()), [label, time, series]
     texts = _without(frame, numbers, known)
     times = [name for name in texts if to_seconds(columns[name]) is not None]
@@ -153,7 +155,8 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     left_out |= dict.fromkeys(_without(numbers, inputs, known), "not among the inputs")
     told = "names the group or the class; --inputs takes it all the same"
     left_out |= dict.fromkeys(_without(named, inputs, known), told)
-    roles = Roles("positions", inputs, label, time, series, left_out)
+    notes = [f"{spoiled} repeats, so that the rows keep their order"] * (spoiled not in (None, time))
+    roles = Roles("positions", inputs, label, time, series, left_out, notes)
     if not hints.inputs and (joined := find_joined(frame, roles)) is not None:
         raise DataError(f"{joined}; if all rows are one series, name the columns to read: --inputs NAME,NAME")
     _judge(frame, roles)
@@ -359,7 +362,17 @@ def _find_time(frame: pd.DataFrame, names: list[str], series: str | None) -> str
 def _is_spoiled(frame: pd.DataFrame, name: str, series: str | None) -> bool:
     """True for numbers that rise as times do, but for cells that repeat or lack, or begin again."""
     kept = [frame[name]] if series is None else [part for _, part in frame[name].groupby(frame[series])]
-    return not all(part.is_unique for part in kept) and all(map(_rises, kept))
+    # Only clear names are times of any steps: frames, t, and ms may be measured.
+    fits = all(map(_rises, kept)) and (TIME.fullmatch(name) or all(map(_counts, kept)))
+    return bool(fits) and not all(part.is_unique for part in kept)
+
+
+def _counts(values: "pd.Series[Any]") -> bool:
+    """True if numbers rise by one size, each standing as often as others but for a few: none that drop or are cut."""
+    steps = np.diff(values.dropna().to_numpy(np.float64))
+    rises, runs = steps[steps > 0], np.diff([-1, *np.flatnonzero(steps), len(steps)])
+    alike = (runs == np.median(runs)).mean() >= 0.9 and runs.max() <= 2 * np.median(runs)
+    return bool(alike and np.allclose(rises, rises[0]))
 
 
 def _rises(values: "pd.Series[Any]") -> bool:

@@ -136,7 +136,7 @@ def _read_table(path: Path, held: bytes, label: str | None, raw: bool) -> Table:
     if len(separator) == 1:
         text = _begin_at_names(text, separator, notes)
     first = next(_read_rows(text, separator), [])
-    named = _has_names(first, [*_read_rows(text[:_SAMPLE], separator)], separator)
+    named = _has_names(first, _read_some(text, separator), separator, notes)
     with warnings.catch_warnings():
         # It says that fields without a name are dropped.
         warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -168,6 +168,15 @@ def _read_rows(text: str, separator: str) -> Iterator[list[str]]:
     """The rows of a table, or of a part of it, of which the last may be cut off."""
     lines = io.StringIO(text)
     return map(str.split, lines) if len(separator) > 1 else csv.reader(lines, delimiter=separator)
+
+
+def _read_some(text: str, separator: str) -> list[list[str]]:
+    """The rows of the beginning of a table: of long ones some that are whole."""
+    rows = [*_read_rows(text[:_SAMPLE], separator)]
+    # A cell may be too long, as after a quote that is never closed.
+    with contextlib.suppress(csv.Error):
+        rows = rows if len(rows) > 20 else [*islice(_read_rows(text, separator), 20)]
+    return rows
 
 
 def _has_plain_quotes(text: str, separator: str) -> bool:
@@ -246,7 +255,7 @@ def _begin_at_names(text: str, separator: str, notes: list[str]) -> str:
     return "\n".join(text.split("\n")[start:])
 
 
-def _has_names(first: list[str], rows: list[list[str]], separator: str) -> bool:
+def _has_names(first: list[str], rows: list[list[str]], separator: str, notes: list[str]) -> bool:
     """True if the first row holds names; False if it is a series, with its class or without. Refuses another row."""
     cells = first if separator == "," else [name.replace(",", ".") for name in first]
     words = [place for place, cell in enumerate(cells) if not is_number(cell)]
@@ -269,6 +278,8 @@ def _has_names(first: list[str], rows: list[list[str]], separator: str) -> bool:
         if row or not words:
             advice = ", such as label and text" if row else ""
             raise DataError(f"its first line, {', '.join(first)!s:.60}, must hold the names of the columns{advice}")
+    if is_axis and not words and not counts_up:
+        notes.append(f"the first line, {shorten(first)}, counts evenly: it is read as the names of the columns")
     names = Counter(name.strip() for name in first if name.strip())
     if twice := [name for name, count in names.items() if count > 1]:
         raise DataError(f"{names[twice[0]]} columns are called {twice[0]!r}: give each column a different name")

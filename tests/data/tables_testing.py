@@ -134,7 +134,7 @@ CASES = {
             "year": sorted([*range(1990, 2013), 1999]), "date": [20240101 + step // 6 for step in range(24)],
             "timestamp": [1_700_000_000 + step // 4 for step in range(24)],
             "seconds": [0.1 * (step - (step > 9)) for step in range(24)],
-            "step": [5 * step % 24 or 23 for step in range(24)],
+            "step": [5 * step % 24 or 23 for step in range(24)], "sec": [step // 2 for step in range(24)],
         }.items()
     },
     **{
@@ -145,10 +145,17 @@ CASES = {
             "steps": [step * step // 3 for step in range(24)], "response_time": [37 * step % 20 for step in range(24)],
             "step": [step // 6 for step in range(24)], "hour": [*range(6)] * 4, "period": [*range(8)] * 3,
             "time": [step % 2 for step in range(24)], "month": [step // 2 for step in range(24)],
+            "up_time": [step // 2 for step in range(24)], "wait_time": [min(step, 18) for step in range(24)],
+            "t": [20 + (step + (step % 8 == 7)) / 10 for step in range(24)],
+            "seconds": [max(0, step - 6) for step in range(24)], "ms": [step * step // 2 for step in range(24)],
+            "frames": [2 * step // 3 for step in range(24)], "run_time": [*range(12)] * 2,
         }.items()
     },
     "a time that was named as a channel": beside(
         "time", [*range(12)] * 2, inputs=["time", "y"], hints=Hints(inputs=("time", "y"))
+    ),
+    "a time that is no input": beside(
+        "time", [*range(12)] * 2, inputs=["y", "z"], hints=Hints(inputs=("y", "z")), notes="keep their order"
     ),
     "columns of months": Case(wide(MONTHS, STATES, count=24), MONTHS, notes="months are channels"),
     # order, repetition, gaps

@@ -111,6 +111,10 @@ def test_a_table_names_the_classes_of_pictures(tmp_path, name, text):
     assert survey.kind == "pictures" and survey.classes == ["a", "b"] and survey.count == 12
 
 
+def in_pairs(line: str) -> str:
+    return "\n".join(line.format(2 * row, 2 * row + 1) for row in range(6))
+
+
 # datasets leaves metadata.csv open.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", ["labels.csv", "metadata.csv"])
@@ -128,7 +132,9 @@ def test_pictures_without_a_row_are_said(tmp_path, name):
         ("metadata.csv", of_pictures("file_name,label", count=9), 3),
         ("metadata.csv", of_pictures("file_name,label"), 0),
         ("metadata.jsonl", "".join(f'{{"file_name": "{index}.png", "label": 1}}\n' for index in range(4)), 8),
-        ("metadata.csv", "a_file_name,b_file_name\n0.png,1.png\n2.png,3.png\n", 0),
+        ("metadata.csv", "a_file_name,b_file_name\n0.png,1.png\n2.png,3.png\n", 8),
+        ("metadata.jsonl", in_pairs('{{"file_name": "{}.png", "mask_file_name": "{}.png"}}'), 0),
+        ("metadata.jsonl", in_pairs('{{"file_names": ["{}.png", "{}.png"]}}'), 0),
     ],
 )
 def test_pictures_that_a_metadata_file_lacks_are_told(tmp_path, monkeypatch, name, held, left):
