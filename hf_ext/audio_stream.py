@@ -50,7 +50,7 @@ class Listener:
         self.total, self.positions, self.quiet = 0, 0, 0.0
 
     def hear(self, sound: np.ndarray) -> int | None:
-        """The class of a word that has ended with these samples, or None."""
+        """The class of a word that has ended with these samples, or None; a single one has no loudness."""
         sound = read_samples(sound)
         if not len(sound):
             return None

@@ -3,6 +3,7 @@
 
 import io
 import itertools
+import json
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -29,7 +30,7 @@ from .tables import LABEL, read_table
 
 _PATCHED = threading.RLock()
 # Of a tar file, examples that its columns are learned from.
-_LOOKED_AT, _JSON = 20, ("json", "jsn", "JSON")
+_LOOKED_AT = 20
 
 
 class _Texts:
@@ -108,10 +109,18 @@ def read_tar(members: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, list[tup
         yield key, [(name, io.BytesIO(file.read())) for _, name, file in group]
 
 
+def _read_json(content: bytes) -> str:
+    """The text of a JSON file as it is: types of Arrow, and `datasets.Json`, change some numbers or refuse them."""
+    json.loads(text := content.decode(json.detect_encoding(content)))
+    return text
+
+
 class TarFiles(WebDataset):
-    """Builder for webdataset tars, whose sounds stay files, as in `RecordingFolder`, and whose JSON may hold anything.
+    """Builder for webdataset tars, whose sounds stay files, as in `RecordingFolder`, and whose JSON stays text.
 
     Odd examples may stand anywhere: the columns are the endings that most of the first examples have."""
+
+    DECODERS = WebDataset.DECODERS | dict.fromkeys(("json", "jsn"), _read_json)
 
     def _split_generators(self, dl_manager: Any) -> list[Any]:
         # `datasets` learns the columns from five examples, which must be whole and alike.
@@ -120,20 +129,18 @@ class TarFiles(WebDataset):
         for name, kind in self.info.features.items():
             if isinstance(kind, datasets.Audio):
                 self.info.features[name] = datasets.Image(decode=False)
-            elif name.endswith(_JSON):
-                self.info.features[name] = datasets.Json()
         return splits
 
     @staticmethod
     def _usual_examples(path: str, members: Iterable[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Those of the first examples whose endings most have; JSON, of any type, and bytes are left out."""
+        """Those of the first examples whose endings most have, without the content of files."""
         found = defaultdict[tuple[str, ...], list[Any]](list)
         for _, files in itertools.islice(read_tar(members), _LOOKED_AT):
             known = found[tuple(sorted(str(base_plus_ext(name)[1]) for name, _ in files))]
             try:
-                (example,) = WebDataset._get_pipeline_from_tar(path, files)
+                (example,) = TarFiles._get_pipeline_from_tar(path, files)
                 cut = {name: value[:0] for name, value in example.items() if isinstance(value, bytes)}
-                known.append({**example, **cut, **{name: "" for name in example if name.endswith(_JSON)}})
+                known.append({**example, **cut})
             except Exception as error:
                 known.append(error)
         usual = max(found.values(), key=len, default=[])

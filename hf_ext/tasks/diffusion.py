@@ -445,6 +445,6 @@ class DisentangledDiTTask(Task):
 def _group_shapes(data: datasets.Dataset, column: str) -> tuple[list[int], np.ndarray | None]:
     """The areas of latents, and a number for each of them by its shape, if there are several."""
     told = data.select_columns([column])[:][column]
-    shapes = np.array(told if column == "latent_shape" else [row["latent_shape"] for row in told])
+    shapes = np.array([unpack_row({column: row})["latent_shape"] for row in told])
     groups: np.ndarray = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
     return np.unique(shapes[..., -2:].prod(-1)).tolist(), groups if groups.any() else None

@@ -271,6 +271,9 @@ def pack_row(row: dict[str, Any], binary: Iterable[str]) -> dict[str, bytes]:
 def unpack_row(row: dict[str, Any]) -> dict[str, Any]:
     """The columns that such a row was made of; any other row as it is."""
     told = row.get("json")
+    # Read by `datasets` alone it is no text.
+    if isinstance(told, str) and '"latent_shape"' in told:
+        told = json.loads(told)
     if not isinstance(told, dict) or "latent_shape" not in told:
         return row
     found = {**row, **told}

@@ -113,7 +113,7 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str, tells:
     if settings.image_column not in pictures:
         raise DataError(f"column {settings.image_column!r} holds no pictures; those that do: {pictures}.")
     if tells and source.features.keys() <= {settings.image_column, "__key__"}:
-        logger.warning("beside %r the data have no class and no text: a folder in a tar file is none", *pictures)
+        logger.warning("beside %r the data have no class and no text: folders in tar files are not read", *pictures)
     autoencoder: Any = load_autoencoder(settings.vae)
     autoencoder.to(device)
     # diffusers warns of every cast, also of one that changes nothing

@@ -480,10 +480,10 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     def _check_levels(self, highest: float, first: float, steps: int) -> None:
         """Refuses a spacing without steps where pictures appear, and warns of too few steps from strong noise."""
         get, name, order = self.scheduler.config.get, type(self.scheduler).__name__, self.scheduler.order
-        is_beta, spaced = get("use_beta_sigmas"), any(map(get, self._SPACINGS))
-        if is_beta and highest > 500:  # a cosine schedule begins at 20,000, others at 15 or 150
-            raise ValueError(f"{name} makes no pictures with use_beta_sigmas=True from a noise of {highest:.0f}.")
-        unsteady = order > 1 and (spaced or "Heun" in name or self.config.prediction_type == "epsilon")
+        is_beta, spaced = bool(get("use_beta_sigmas")), any(map(get, self._SPACINGS))
+        if is_beta and highest > 500 or (order > 1 and "Ancestral" in name and not spaced and first > 500):
+            raise ValueError(f"{name}{' with use_beta_sigmas' * is_beta} makes no picture of noise {highest:.0f}.")
+        unsteady = order > 1 or "SASolver" in name or (spaced and get("solver_order", 1) > 1)  # cosine has 20,000
         enough = 50 if first > (100 if is_beta else 500 if unsteady else 1e9) else 20 * bool(spaced and first > 500)
         if steps < enough:
             self._LOGGER.warning(f"{name}: {steps} steps from noise of {first:.0f} are inaccurate; take {enough}.")
