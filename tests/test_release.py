@@ -254,7 +254,7 @@ def test_gates_tell_what_a_restorer_harms(load, channels, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["denoise-gray", "denoise-color", "jpeg-color", "derain"])
+@pytest.mark.parametrize("name", ["denoise-gray", "denoise-color", "jpeg-color", "derain", "deblur"])
 def test_released_restorers_keep_text_flat_colours_and_clipped_blacks(load, name):
     """The worst single pixel of a flat colour misses its gate; docs/benchmarks.md says by how much."""
     model, gates = SemanIRForImageRestoration.from_pretrained(released.released(name)).eval(), load("gates")

@@ -16,7 +16,8 @@ from hf_ext import released
 from hf_ext.restoration.export import export_onnx
 from hf_ext.restoration.restorer import load_model
 
-NAMES = ["denoise-color", "denoise-gray", "jpeg-color", "super-resolution-x2", "photo", "demosaick", "derain"]
+NAMES = ["denoise-color", "denoise-gray", "jpeg-color", "super-resolution-x2", "photo", "demosaick"]
+NAMES += ["derain", "deblur"]
 
 
 @torch.no_grad()

@@ -57,7 +57,7 @@ def make_report(
         shares = dict(zip(tasks, map(_finite_or_none, _ratio(norms, np.sqrt(squares)).tolist()), strict=True))
         # An average may have the base among its models, as mergekit's `linear` has.
         unchanged = () if method.get("method") == "average" else np.flatnonzero(norms == 0)
-        warnings = [_EQUAL.format(tasks[index], _SAMPLE) for index in unchanged]
+        warnings = [_EQUAL.format(tasks[int(index)], _SAMPLE) for index in unchanged]
         warnings += _warn_of_far(shares, _SAMPLE) + _cosine_warnings(tasks, cosines, _SAMPLE)
         return {**about, "tasks": [{"task": name} for name in tasks], "sizes": stored, "warnings": warnings}
     scales = {mode: compute_scales(sums, elements, participates, mode) for mode in RESCALES}

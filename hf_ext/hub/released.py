@@ -14,7 +14,8 @@ from hf_ext.errors import UsageError
 FOLDER = Path(str(resources.files("hf_ext.model_cards"))) / "released"
 # Known without the models too, so that a command can say where they are.
 _NAMES = """
-cifar10 demosaick denoise-color denoise-gray derain jpeg-color photo restore-tasks spoken-digits super-resolution-x2
+cifar10 deblur demosaick denoise-color denoise-gray derain jpeg-color photo restore-tasks spoken-digits
+super-resolution-x2
 """
 WITHOUT = (
     "this hf-ext was built without the released models (HF_EXT_WITHOUT_MODELS=1). Install the wheel with them, or "

@@ -149,7 +149,7 @@ def _find_unlabelled(source: DataSource, column: str) -> str | None:
                 value = row.get(column)
                 # An error of a missing label is not one of -100.
                 if found is None and class_name(value) is None and value != -100:
-                    found = table.path
+                    found = str(table.path)
                 if found is not None:
                     break
         if (is_known and found is not None) or time.monotonic() >= end:
