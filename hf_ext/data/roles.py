@@ -120,7 +120,6 @@ def find_roles(table: Table, hints: Hints) -> Roles:
         raise DataError(f"{shorten(parts)} hold the time in parts: {_JOIN}, as in 2024-12-31")
     plain = [] if time else _without(filter(_PLAIN.fullmatch, numbers), [label, series], hints.inputs)
     spoiled = next((name for name in plain if _is_spoiled(frame, name, series)), None)
-    # Inputs that are named decide: the time is none of them, and no reason to refuse them.
     time = time if hints.inputs else time or spoiled
     columns, known = dict(frame.items()), [label, time, series]
     texts = _without(frame, numbers, known)
