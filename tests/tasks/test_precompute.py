@@ -352,7 +352,15 @@ ODD = [
 ]
 # What JSON of one tar file may hold; it stays as it is written.
 TOLD = (
-    '{"n":  null}', '{"n": 1.50}', '["\\ud83d"]', '"00123"', "1e-12", "0.1234567890123456", str(2**70), "null", "NaN"
+    '{"n":  null}',
+    '{"n": 1.50}',
+    '["\\ud83d"]',
+    '"00123"',
+    "1e-12",
+    "0.1234567890123456",
+    str(2**70),
+    "null",
+    "NaN",
 )
 
 
