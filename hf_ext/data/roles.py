@@ -247,6 +247,7 @@ def _count_up(names: list[str]) -> list[dict[str, float]]:
     dated = [name for name in names if _DATED.search(name)]
     seconds = to_seconds(pd.Series(dated)) if len(dated) >= _WIDE else None
     if seconds is not None and len({*seconds}) == len(dated):
+        # One group, whose name no other has.
         groups["", "a date"] = dict(zip(dated, seconds, strict=True))
         names = _without(names, dated)
     for name in names:

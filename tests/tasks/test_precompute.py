@@ -351,17 +351,8 @@ ODD = [
     {"cls": b""},
 ]
 # What JSON of one tar file may hold; it stays as it is written.
-TOLD = (
-    '{"n":  null}',
-    '{"n": 1.50}',
-    '["\\ud83d"]',
-    '"00123"',
-    "1e-12",
-    "0.1234567890123456",
-    str(2**70),
-    "null",
-    "NaN",
-)
+TOLD = ['{"n":  null}', '{"n": 1.50}', '["\\ud83d"]', '"00123"']
+TOLD += ["1e-12", "0.1234567890123456", str(2**70), "null", "NaN"]
 
 
 @pytest.mark.parametrize("endings", ["jjjjjjp", "pjjjjjj", "ppppppjw", "wjpppppp", "JJJJJJp", "jJJpJJJ"])
