@@ -273,7 +273,7 @@ _FAR = ("kty", "username", "mailgun")
 # What documents write in the place of a secret: words, and variables of shells, Windows, Python and templates.
 _PLACEHOLDER = re.compile(
     r"(?i:[x*]{6}|\.{3}|your|example|placeholder|change_?me|os\.environ|getenv|getpass|\benv:|redacted|dummy"
-    r"|1234567890?abcdef|abcdefghijkl|(?:^|[_\-])(?:x{3,}|(\w)\1{9,})$)"
+    r"|1234567890?abcdef|abcdefghijkl|(?:^|[_\-])(?:x{3,}|0{9,})$)"
     r"|^(?:\$(?:[A-Z_][A-Z0-9_]*|[a-z_]+\d?|\d|[{(].*)|[%\ufffd]\w+%|%(?:\w|\(.*)|<.*>|\{.*\}"
     r"|(?i:user|pass(?:word|wd)?\d{0,3}|pwd|secret|token|key|api_?key|(?:hf_|access_?|my_?)token|label_\d+"
     r"|[\-+]?[\d.]+(?:e[\-+]?\d+)?))$"

@@ -241,7 +241,7 @@ def test_classes_of_positions_stream_where_the_model_can(whole, tmp_path, monkey
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "said", ["a row of units: a in m, b in s", "sorted by it", "not all cells of time", "repeat a"]
+    "said", ["a row of units: a in m, b in s", "sorted by it", "not all cells of time", "time repeats"]
 )
 def test_a_table_is_classified_as_it_trains(said, tmp_path, caplog):
     """Units, dates that fall and an encoding: the model sees what a training would."""

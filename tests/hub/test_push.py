@@ -137,7 +137,7 @@ def test_a_hub_that_wants_a_token(tmp_path, snapshot):
         close_session()
 
 
-TOKEN = "hf" + "_" + "aBcDeFgHiJ" * 3 + "kLmN"
+TOKEN = "hf" + "_" + "aBcDeFgHiJ" * 3 + "qRsT"
 UNUSABLE = {
     "a branch that a variable left empty": {"revision": ""},
     "a branch with a blank": {"revision": "feat/x y"},

@@ -196,7 +196,7 @@ def test_texts_of_a_png_are_kept_and_said_where_they_cannot_be(bits, models, tmp
     (tmp_path / "in.png").write_bytes(data[:33] + texts + xmp + data[33:-12] + late + damaged + data[-12:])
     _, said = restored(models[3], tmp_path / "in.png", tmp_path / "out.png")
     written = (tmp_path / "out.png").read_bytes()
-    assert written.count(texts) == written.count(late) == 1 and b"com.adobe.xmp" not in written
+    assert written.count(texts) == written.count(late) == written.count(b"XML:com.adobe.xmp") == 1
     assert ["damaged" in line for line in said] == [True]
     assert b"in between" not in written
     with Image.open(tmp_path / "out.png") as image:

@@ -217,6 +217,10 @@ def slurm(tmp_path):
         variables = {f"SLURM_{name}": value for name, value in of_slurm.items()} | more
         words = ["bash", str(ROOT / "examples/accelerate/slurm.sh"), recipe, *flags]
         variables = environment(PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}", **variables)
+        # Other tests of this process may have left some.
+        variables = {
+            name: value for name, value in variables.items() if not name.startswith(("FSDP_", "ACCELERATE_USE_FSDP"))
+        }
         return subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=280)
 
     return job
