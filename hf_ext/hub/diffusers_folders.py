@@ -142,8 +142,11 @@ def read_remote_headers(source: str) -> tuple[list[TensorInfo], str] | None:
 
 def _is_whole(folder: Path) -> bool:
     """True if a cached pipeline has all parts of its index, and weights where there is the config.json of a model."""
-    index = read_json_object(folder / INDEX).items()
-    parts = [folder / key for key, value in index if isinstance(value, list) and [*map(type, value)] == [str, str]]
+    # The class of a pipeline with code of its own is such a pair too.
+    index = {key: value for key, value in read_json_object(folder / INDEX).items() if not key.startswith("_")}
+    parts = [
+        folder / key for key, pair in index.items() if isinstance(pair, list) and [*map(type, pair)] == [str, str]
+    ]
     kinds = [{path.suffix for path in part.glob("*")} for part in parts if (part / "config.json").is_file()]
     return all(part.is_dir() for part in parts) and bool(kinds) and all(kind & _WEIGHTS for kind in kinds)
 
