@@ -153,7 +153,7 @@ RELEASES = {
     **{
         name: Release(task, f"{PAIRS}, and made pictures", tests={DAMAGED: on(f"data/{name}/test")})
         for name, task in {
-            "deblur": "removes motion blur of up to 14 pixels; sharpens other pictures and noise too; synthetic training",
+            "deblur": "removes motion blur of up to 14 pixels; sharpens other pictures and noise too",
             "derain": "removes rain streaks and mist from colour photographs; trained on synthetic rain alone",
         }.items()
     },
