@@ -35,16 +35,16 @@ TINY = {"architecture": "columnar", "embed_dim": 8, "depths": [1], "num_heads": 
 
 
 class NothingTask(Task):
-    """A single weight."""
+    """One matrix, of a single weight unless the model section gives a width."""
 
     def build_model(self, config: dict[str, Any], init_from: str | None) -> torch.nn.Module:
-        return torch.nn.Linear(1, 1, bias=False)
+        return torch.nn.Linear(config.get("width", 1), 512 if "width" in config else 1, bias=False)
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
         return {"values": torch.ones(1)}
 
     def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
-        loss: torch.Tensor = model(batch["values"]).sum()
+        loss: torch.Tensor = model(batch["values"].expand(-1, next(model.parameters()).shape[1])).sum()
         return loss
 
     def save_model(self, model: torch.nn.Module, state_dict: dict[str, torch.Tensor], folder: Path) -> None:
@@ -55,6 +55,7 @@ class NothingTask(Task):
 CASES: dict[str, tuple[int, type[Task], dict[str, Any], dict[str, Any]]] = {
     "SemanIR, 50 ms": (25, SemanIRTask, {"patch_size": 16}, {"preset": "columnar-tiny"}),
     "SemanIR, 6 ms": (100, SemanIRTask, {"patch_size": 8}, TINY),
+    "a matrix, 1 ms": (200, NothingTask, {}, {"width": 512}),
     "Disentangled DiT": (50, DisentangledDiTTask, {"image_size": 16}, {"preset": "tiny", "num_classes": 10}),
     "nothing": (400, NothingTask, {}, {}),
 }
