@@ -5,6 +5,7 @@ A section for which the folder holds no data is left out; an undefined name in a
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import logging
@@ -189,7 +190,7 @@ def _render(
     require_kinds(arguments, {"data": dict}, path)
     if isinstance(base := config.get("base_model_name_or_path"), str):
         config["base_model_name_or_path"] = cut_paths(base, True, folder)
-    fields, source = _template(template_name)
+    fields, source = copy.deepcopy(_template(template_name))
     # of "mrconv-audio" the room is "mrconv"
     method = str(arguments.get("method")).partition("-")[0]
     if template_name == "adapter.md" and installed_room(method) is not None:
@@ -296,7 +297,9 @@ def _reads(folder: Path, kind: str) -> bool:
     return path.is_file() and _READERS[kind] in read_json_object(path)
 
 
+@functools.cache
 def _template(name: str) -> tuple[dict[str, Any], str]:
+    """The front matter and the text of a template, which nobody changes."""
     _, metadata, text = _read_resource(name).split("---\n", 2)
     return yaml.safe_load(metadata), text
 

@@ -3,6 +3,8 @@
 import math
 from typing import Annotated
 
+import torch
+
 from .average import inner_products
 from .registry import Block, Option, Tensor, merge_method
 
@@ -17,14 +19,21 @@ def slerp(tensor: Block, *, t: Place = 0.5) -> Tensor:
 
     A tensor that one of the two lacks is the other's.
     """
-    base = tensor.base.float()
+    first, step = tensor.base.float(), tensor.vectors[-1]
     if len(tensor.vectors) == 1 and tensor.count == 2:
-        return tensor.vectors[0].add_(base)
-    first, second = [base, *(vector.add_(base) for vector in tensor.vectors)][-2:]
-    (square,), (product, other) = inner_products([first, second])
-    cosine = min(max(product / (math.sqrt(square * other) or 1.0), -1.0), 1.0)
-    shares = 1 - t, t
+        return step.add_(first)
+    if len(tensor.vectors) == 2:
+        step.sub_(tensor.vectors[0])
+        first = tensor.vectors[0].add_(first)
+    # The second vector is the first and a step, which is never added up: each pass over memory costs a tenth of the
+    # merge. Where both are equal, the step is 0 and their cosine 1, which rounded sums would miss.
+    (square,), (along, length) = inner_products([first, step])
+    product, other = square + along, square + 2 * along + length
+    cosine = min(max(product / (math.sqrt(square * max(other, 0.0)) or 1.0), -1.0), 1.0)
+    total, share = 1.0, t
     if abs(cosine) <= _STRAIGHT:
         angle = math.acos(cosine)
-        shares = math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)
-    return second.mul_(shares[1]).add_(first, alpha=shares[0])
+        total = (math.sin((1 - t) * angle) + math.sin(t * angle)) / math.sin(angle)
+        share = math.sin(t * angle) / math.sin(angle) / total
+    merged = torch.add(first, step, alpha=share, out=step)
+    return merged if total == 1 else merged.mul_(total)
