@@ -333,6 +333,9 @@ def _find_entry(names: list[str], where: object, advice: str = "a checkpoint") -
         told = "If you trust it, load it and save it as safetensors: model.save_pretrained(folder)."
         is_code = "is a pickle, which can run code when it is read, and is refused"
         raise CheckpointError(f"{where}: {pickles[0]} {is_code}. {told}")
+    if "modules.json" in names:
+        written = "SentenceTransformer(FOLDER).save_pretrained(NEW)"
+        advice = f"what {written} writes: with the transformer, which modules.json has in a folder, at the root"
     raise CheckpointError(f"{where}: no .safetensors file here; found {names[:5]}. Give {advice}.")
 
 

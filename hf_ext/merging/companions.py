@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from ..errors import DataError
-from ..files import hash_file, same_bytes, stays_inside
+from ..files import hash_file, read_json_object, same_bytes, stays_inside
 from ..hub.disclosure import find_kind
 from ..hub.published_files import LICENCES, MODULES, REPORTS, is_loaded, is_tokenizer, read_modules, walk
 from ..hub.readings import read_text
@@ -61,6 +62,11 @@ _ADDED = ("added_tokens.json", "tokenizer_config.json")
 _FILE = -1
 # Chat templates and generation settings. A single model gets those of its tasks if all tasks agree.
 _SPOKEN = ("generation_config.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*")
+# The earlier places of the same: keys of a file, and the file that goes before them.
+_EARLIER = {
+    "tokenizer_config.json": (("chat_template",), "chat_template.jinja"),
+    "config.json": (("eos_token_id", "pad_token_id"), "generation_config.json"),
+}
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,18 @@ def same_content(first: Path, second: Path) -> bool:
         return False
 
 
+def find_agreed(base: Companions, tasks: Collection[Companions]) -> dict[str, dict[str, Any]]:
+    """Settings of all tasks alike, not of the base, at the earlier place of a template or of ends, by file and key."""
+    found = dict[str, dict[str, Any]]()
+    for name, (keys, _) in _EARLIER.items():
+        if all(name in own.files for own in (base, *tasks)):
+            ours, first, *others = (read_json_object(own.files[name]) for own in (base, *tasks))
+            told = {key: first[key] for key in keys if key in first and first[key] != ours.get(key)}
+            same = {key: value for key, value in told.items() if all(other.get(key) == value for other in others)}
+            found |= {name: same} if same else {}
+    return found
+
+
 def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> tuple[dict[str, Path], list[str], list[str]]:
     """
     The files of one model that is merged of several; weights in folders of their own, which differ and are merged by
@@ -180,6 +198,10 @@ def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> tuple[
         for ending, there in (("gets the base's", True), ("has none", False)):
             if some := [name for name in names if (name in ours) == there]:
                 told.append(f"{title} has its own {', '.join(some)}, or some tasks lack it; the merged model {ending}")
+    for name, settings in find_agreed(base, tasks.values()).items():
+        if not any(_EARLIER[name][1] in own.files for own in tasks.values()):
+            joined.pop(_EARLIER[name][1], None)
+        told.append(f"{name}: the merged model gets {', '.join(settings)} of the tasks, which agree")
     return joined, [*modules], told
 
 

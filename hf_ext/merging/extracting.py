@@ -32,12 +32,17 @@ from .configuration import whole_number
 from .loading import compare_settings, find_loaded_names, find_part
 from .name_matching import match_fine_tune
 from .sources import open_weights, size_text
+from .tensors import find_forms, name_some
 
 _PREFIX = "base_model.model."
 # Above this a fixed rank is found without all singular values.
 _LARGE = 1024
 _RANKS = tuple(2**power for power in range(18))
 _LABELS = ("id2label", "problem_type")
+_OTHER_FORM = (
+    "in another form, such as stacked experts: load base and fine-tune with one version of transformers, and save "
+    "both with save_original_format=False"
+)
 # Names that are printed; report.json has all.
 _SHOWN = 5
 
@@ -181,6 +186,10 @@ class _Extraction:
         self._origin = {first.get(name, name): name for name in pair.names}
         self._modules = dict(self._model.named_modules())
         self._held: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
+        lacking = {form for name in self._held.keys() - self._origin for form in find_forms(name, ())}
+        lost = (name for name in self._origin.keys() - self._held if self._origin[name] not in pair.base_shapes)
+        if other := sorted(name for name in lost if lacking & find_forms(name, ())):
+            raise DataError(f"{pair.title}: {name_some(other)} are not in the base, which has them {_OTHER_FORM}.")
         # peft saves whole every module whose name ends with that of one that must be: pre_classifier with classifier.
         named = [name for name in self._origin if name in self._held]
         unfit = {name.rpartition(".")[0] for name in named if not self._fits(name, self._held[name])}
@@ -286,7 +295,7 @@ class _Extraction:
     def _refuse_whole(self, name: str) -> str:
         """The reason why a tensor cannot be stored whole, if there is one."""
         if name not in self._held:
-            return f"{type(self._model).__name__} has no tensor of this name"
+            return f"{type(self._model).__name__} has no tensor of this name, or has it {_OTHER_FORM}"
         if self._lora_only:
             return "not the weight of a linear layer that the base has"
         for place in self._places[id(self._held[name])]:
@@ -434,7 +443,7 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
     lines += [f"warning: {text}" for text in report["warnings"]]
     lines.append(
         f"written: {len(ranks)} matrices of rank {chosen}, error {report['error_of_matrices']:.4f} of their "
-        f"differences; with all other tensors {report['error']:.4f}; {size_text(report['bytes'])}"
+        f"differences; with all others of the base {report['error']:.4f}; {size_text(report['bytes'])}"
     )
     if report["bytes"] >= bytes_of_all:
         whole = size_text(bytes_of_all)

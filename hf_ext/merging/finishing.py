@@ -15,7 +15,7 @@ from ..emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord, rec
 from ..emr.report import TensorSums, make_report
 from ..files import copy_into, read_json, read_json_object, write_json
 from ..hub.cards import write_card
-from .companions import find_absent, same_content
+from .companions import find_absent, find_agreed, same_content
 from .compare import REPORT, explain_damage
 from .configuration import RUNNING, MergeConfig
 from .journal import masked_names
@@ -105,6 +105,11 @@ def _copy_companions(folder: Path, plan: Plan) -> None:
     free = {name: path for name, path in base.items() if not name.startswith(("tasks/", "base/"))}
     root = free if plan.config.with_masks else plan.companions
     copy_into(root, folder)
+    agreed = (
+        {} if plan.config.with_masks else find_agreed(plan.base.companions, [own.companions for own in plan.tasks])
+    )
+    for name, settings in agreed.items():
+        write_json(folder / name, read_json_object(folder / name) | settings)
     if plan.config.include_base:
         copy_into(base, folder / "base")
     for task in tasks:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-# Settings that change the meaning of the weights: heads, groups, layers and rotary positions.
+# Settings that change the meaning of the weights: heads, groups, layers and the kind and base of positions. A scale
+# of rotary ones, as of YaRN, is mostly set without training.
 MEANINGS = re.compile(
     r"\w*heads|(n|num)_head|\w*head_(dim|size)|\w*(d_head|dim_head)|\w*groups"
     r"|(\w+_)?(num|n)_(hidden_)?layers?|(en|de)coder_layers|layers_per_block"
-    r"|\w*theta|\w*rotary\w*|axes_dims?_rope|rope_interleaved?|alibi"
+    r"|\w*theta|\w*rotary\w*|axes_dims?_rope|rope_interleaved?|alibi|no_rope_layers|position_embeddings?_type"
 )
 # Labels, origin, tokens and how a model is trained or run. Sizes of tensors are compared with the tensors.
 _NO_SETTINGS = re.compile(

@@ -104,7 +104,10 @@ def read_mergekit(given: Mapping[str, Any]) -> dict[str, Any]:
     if root.value.get("tokenizer") is not None:
         if tokens.value is not None:
             tokens.refuse("tokenizer_source beside tokenizer")
-        tokens = root.get("tokenizer").check("tokenizer", "source", needed="source").get("source")
+        told = root.get("tokenizer").check("tokenizer")
+        # no tokens and no padding say nothing
+        given_ones = {key: value for key, value in told.value.items() if value}
+        tokens = _Entry(given_ones, told.place).check("tokenizer", "source", needed="source").get("source")
     if tokens.value not in (None, "base", reader.base):
         others = f"{tokens.value!r:.80}: the result has the base's tokens; mergekit makes a model of others"
         tokens.refuse(f"{'.'.join(tokens.place)} {others}")
@@ -202,9 +205,12 @@ def _read_task_arithmetic(reader: _Reader) -> dict[str, Any]:
     weight = reader.read_each("weight")
     factor = float(reader.read("lambda", 1.0, option=Option("", by_layer=False)))
     if reader.read_flag("normalize", False):
-        if factor != 1:
-            reader.root.get("merge_method").refuse("lambda beside normalize: put it into the weights")
-        return {"method": "average", "weight": weight}
+        if factor == 1:
+            return {"method": "average", "weight": weight}
+        weights = weight if isinstance(weight, Mapping) else dict.fromkeys(reader.tasks, weight)
+        if not all(isinstance(own, int | float) for own in weights.values()) or not sum(weights.values()):
+            reader.root.get("merge_method").refuse("lambda beside normalize, and weights by layer or of no sum")
+        factor, weight = factor / sum(weights.values()), weights
     return {"weight": weight if factor == 1 else _multiply(weight, factor)}
 
 
@@ -242,12 +248,14 @@ def _read_sources(root: _Entry) -> tuple[list[_Entry], list[_Entry]]:
     if slices.value is None:
         entries = models.items("models")
         return [entry.check("a model", "model", "parameters", needed="model") for entry in entries], [shared]
-    part, *others = slices.items("slices")
-    if others:
-        others[0].refuse("a second slice, and layers of several slices are mergekit's alone: give one of all layers")
-    part = part.check("a slice", "sources", "parameters", needed="sources")
-    keys = ("model", "parameters", "layer_range")
-    sources = [item.check("a source", *keys, needed="model") for item in part.get("sources").items("sources")]
+    part, *others = (
+        item.check("a slice", "sources", "parameters", needed="sources") for item in slices.items("slices")
+    )
+    sources, every = _read_slice(part), [shared.value, part.value, *(item.value for item in others)]
+    for other in others:
+        if other.value.get("parameters") != part.value.get("parameters") or any(map(_is_by_layer, every)):
+            other.refuse("a second slice with parameters of its own or by layer, which are mergekit's alone")
+        sources = _join_slices(sources, _read_slice(other), other)
     for item in sources:
         model, given = _read_model(item.get("model")), item.get("layer_range")
         folder = Path(model).expanduser()
@@ -261,11 +269,48 @@ def _read_sources(root: _Entry) -> tuple[list[_Entry], list[_Entry]]:
     return sources, [part.get("parameters").check("parameters", *_PARAMETERS), shared]
 
 
+def _read_slice(part: _Entry) -> list[_Entry]:
+    keys = ("model", "parameters", "layer_range")
+    return [item.check("a source", *keys, needed="model") for item in part.get("sources").items("sources")]
+
+
+def _join_slices(first: list[_Entry], second: list[_Entry], place: _Entry) -> list[_Entry]:
+    """The sources of two slices of the same models, whose layers follow each other, as those of one."""
+    plain = [[{**item.value, "layer_range": None} for item in sources] for sources in (first, second)]
+    ranges = [
+        (one.value.get("layer_range"), two.value.get("layer_range")) for one, two in zip(first, second, strict=False)
+    ]
+    lists = all(isinstance(layers, list) and len(layers) == 2 for two in ranges for layers in two)
+    if plain[0] != plain[1] or not lists or any(one[1] != two[0] for one, two in ranges):
+        place.refuse(
+            "a second slice that does not go on with the layers of the same models, which is mergekit's alone"
+        )
+    joined = zip(first, ranges, strict=True)
+    return [_Entry({**item.value, "layer_range": [one[0], two[1]]}, item.place) for item, (one, two) in joined]
+
+
+def _is_by_layer(setting: Any) -> bool:
+    """True if a parameter in it is a list of values, which mergekit spreads over the layers of each slice."""
+    if isinstance(setting, Mapping):
+        return any(_is_by_layer(value) for key, value in setting.items() if key != "layer_range")
+    parts = setting if isinstance(setting, list) else []
+    return any(isinstance(part, int | float) or _is_by_layer(part) for part in parts)
+
+
 def _read_model(model: _Entry) -> str:
-    if not isinstance(model.value, str) or not model.value.strip() or "+" in model.value:
+    told = model.value
+    # the forms in which mergekit writes a model: `{model: {path, revision}}`, with nothing else that is not null
+    for keys in (("model", "lora", "override_architecture"), ("path", "revision")):
+        if isinstance(told, Mapping) and keys[0] in told and told.keys() <= {*keys}:
+            first, *others = (told.get(key) for key in keys)
+            if keys[0] == "path" and others[0]:
+                told = f"{first}@{others[0]}"
+            elif not any(others):
+                told = first
+    if not isinstance(told, str) or not told.strip() or "+" in told:
         advice = "name a folder or org/name[@revision]; adapters are merged in by peft first"
-        model.refuse(f"model {model.value!r:.80}: {advice}")
-    return str(model.value)
+        model.refuse(f"model {told!r:.80}: {advice}")
+    return told
 
 
 def _multiply(setting: Any, factor: float) -> Any:

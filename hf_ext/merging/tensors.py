@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -150,10 +151,12 @@ class Table:
             absent = [name for name in others if name not in known]
             unfit = [item.base_name for item in lost if item.base_name in self._base.tensors]
             unfit = [*absent, *(name for name in unfit if name not in absent)]
-            # under a longer name, as a wrapper of its module gives it
-            parts = [(item.shape, item.base_name.split(".")) for item in lost]
-            shorter = [(shape, ".".join(own for own in name if own != part)) for shape, name in parts for part in name]
-            unfit += [name for shape, name in shorter if self._lacking.get(name) == shape]
+            # under another name, as a wrapper of its module gives it, or stacked with others, as experts are
+            trained = [
+                item for item in lost if item.dtype.is_floating_point and not _is_computed(item.base_name, item)
+            ]
+            forms = {form for item in trained for form in find_forms(item.base_name, item.shape)}
+            unfit += [name for name, shape in self._lacking.items() if forms & find_forms(name, shape)]
             unfit = [name for name in unfit if not _is_statistic(name)]
             if lost:
                 names = name_some([item.name for item in lost])
@@ -161,8 +164,9 @@ class Table:
             if unfit and not self._config.allow_missing:
                 raise DataError(
                     f"{task.title} lacks {name_some(unfit)}, or has them in another shape or type, and method "
-                    f"{self._config.method!r} would merge them without it. Exclude them (the base's are kept), "
-                    "choose a method with masks, or set allow_missing (--allow-missing)."
+                    f"{self._config.method!r} would merge them without it. Load and save all models with one version "
+                    "of transformers if they differ in form, exclude them (the base's are kept), choose a method with "
+                    "masks, or set allow_missing (--allow-missing)."
                 )
             if absent:
                 warnings.append(f"{task.title} lacks {', '.join(absent)}: these are merged from the other tasks")
@@ -311,12 +315,20 @@ class Table:
         return any(pattern.match(name) for pattern in self._excluded)
 
 
+def find_forms(name: str, shape: tuple[int, ...]) -> set[Any]:
+    """Numbered layers that a tensor is in, and its modules with its shape; two that share one of these may hold the
+    same weights in other forms. Heads share none."""
+    parents = [name[:at] for at, letter in enumerate(name) if letter == "."]
+    layers = {parent for parent in parents if parent.rpartition(".")[2].isdigit()}
+    return layers | {(parent, shape) for parent in parents or [""]}
+
+
 def _is_statistic(name: str) -> bool:
     last = name.rpartition(".")[2]
     return last.startswith("running_") or last == "num_batches_tracked"
 
 
-def _is_computed(name: str, info: TensorInfo) -> bool:
+def _is_computed(name: str, info: TensorInfo | Own) -> bool:
     """True if a buffer follows from the configuration: positions, rotary frequencies, masks, which may be infinite."""
     last = name.rpartition(".")[2]
     # one mask for all heads; a bias of each head is learned

@@ -224,6 +224,9 @@ def test_a_folder_of_adapters_says_which_is_which(tmp_path):
     adapter.save_pretrained(tmp_path / "named", selected_adapters=["other"])
     with refused(ValueError, "named", "one of its folders: other"):
         stage(tmp_path / "named", tmp_path / "refused")
+    (tmp_path / "named" / "modules.json").write_text("[]")
+    with refused(ValueError, "named", "SentenceTransformer", "modules.json"):
+        stage(tmp_path / "named", tmp_path / "refused")
 
 
 SENTENCES = "sentence_transformers.models."

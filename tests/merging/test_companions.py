@@ -145,6 +145,49 @@ def test_one_model_ends_and_is_spoken_to_as_all_its_tasks_are(tmp_path):
         assert not any("chat_template.jinja" in text for text in plan.warnings)
 
 
+# A file, what base and tasks have at the earlier place of a template or of ends, a newer file of the base, what comes.
+@pytest.mark.parametrize(
+    ("name", "base", "a", "b", "newer", "expected"),
+    [
+        ("tokenizer_config.json", {}, {"chat_template": "x"}, {"chat_template": "x"}, None, {"chat_template": "x"}),
+        (
+            "tokenizer_config.json",
+            {"chat_template": "y"},
+            *[{"chat_template": ["x"]}] * 2,
+            True,
+            {"chat_template": ["x"]},
+        ),
+        ("tokenizer_config.json", {"chat_template": "y"}, {"chat_template": "x"}, {}, True, {"chat_template": "y"}),
+        ("tokenizer_config.json", {"chat_template": "y"}, {}, {}, True, {"chat_template": "y"}),
+        ("tokenizer_config.json", {}, {"chat_template": "x"}, {"chat_template": "z"}, None, {"chat_template": None}),
+        ("config.json", {"eos_token_id": 2}, *[{"eos_token_id": [2, 5]}] * 2, True, {"eos_token_id": [2, 5]}),
+        ("config.json", {"eos_token_id": 2}, *[{"eos_token_id": 3, "pad_token_id": 1}] * 2, None, {"pad_token_id": 1}),
+        ("config.json", {"eos_token_id": 2}, {"eos_token_id": 3}, {"eos_token_id": 4}, True, {"eos_token_id": 2}),
+        ("config.json", {"model_name": "x"}, *[{"model_name": "y"}] * 2, True, {"model_name": "x"}),
+    ],
+)
+def test_templates_and_ends_at_their_earlier_place_travel_too(tmp_path, name, base, a, b, newer, expected):
+    config = family(tmp_path, tiny_gpt2) | {"method": "average"}
+    place = {"config.json": "generation_config.json", "tokenizer_config.json": "chat_template.jinja"}[name]
+    for folder, told in (("base", base), ("a", a), ("b", b)):
+        (tmp_path / folder / place).unlink(missing_ok=True)
+        plain = {key: value for key, value in read_json(tmp_path / folder / name).items() if key not in expected}
+        write_json(tmp_path / folder / name, plain | told)
+    if newer:
+        write_json(tmp_path / "base" / place, {"eos_token_id": 7})
+    with make_plan(config) as plan:
+        travels = expected.items() <= a.items()
+        assert any(f"{name}: " in text and next(iter(expected)) in text for text in plan.warnings) == travels
+    merged = merge(config, tmp_path / "merged")
+    found = read_json(merged / name)
+    assert {key: found.get(key) for key in expected} == expected
+    assert (merged / place).is_file() == (bool(newer) and not travels)
+    # a task of masks has its own
+    exported = export(merge(config | {"method": "emr"}, tmp_path / "emr"), "a", tmp_path / "exported")
+    own = read_json(exported / name)
+    assert {key: own.get(key) for key in expected} == {key: a.get(key) for key in expected}
+
+
 def test_a_task_gets_nothing_of_the_base_that_would_speak_for_it(tmp_path):
     config = family(tmp_path, tiny_gpt2)
     base, a, b = (tmp_path / name for name in ("base", "a", "b"))

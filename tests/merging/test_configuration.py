@@ -209,7 +209,13 @@ REFUSED_OF_MERGEKIT: dict[str, tuple[str, int, str]] = {
     "two tokenizers": (ONE + "tokenizer_source: base\ntokenizer: {source: base}\n", 5, "tokenizer_source"),
     "type": (ONE + "dtype: bf16\n", 5, "bf16"),
     "no base": (ONE.replace("base_model: org/base\n", ""), 1, "base_model"),
-    "base with its revision apart": (ONE.replace("org/base", "{model: {path: org/base}}"), 2, "path"),
+    "adapter apart": (ONE.replace("org/base", "{model: {path: org/base}, lora: {path: org/lora}}"), 2, "org/lora"),
+    "rows": (ONE + "tokenizer: {source: base, pad_to_multiple_of: 8}\n", 5, "pad_to_multiple_of"),
+    "tokens": (ONE + "tokenizer: {source: base, tokens: {a: b}}\n", 5, "tokens"),
+    "lambda of layers": (
+        ONE.replace("ties", "task_arithmetic").replace("weight: 1", "weight: [1, 2], normalize: true, lambda: 2"),
+        *(1, "lambda"),
+    ),
     "adapter": (HEAD + "models:\n  - model: org/a+org/lora\n", 5, "org/lora"),
     "twice": (HEAD + "models:\n  - model: org/a\n  - model: org/a\n", 6, "twice"),
     "two for model_stock": (ONE.replace("ties", "model_stock"), 4, "1 model(s)"),
@@ -240,6 +246,8 @@ def test_what_would_give_something_else_is_refused_with_its_line(tmp_path, case)
     [
         ONE.replace("{weight: 1}", "{weight: 1, int8_mask: true}"),
         ONE + "dtype: torch.float32\nname: label\nchat_template: auto\n",
+        ONE.replace("org/a", "{model: {path: org/a, revision: null}, lora: null}"),
+        ONE + "tokenizer: {source: base, tokens: {}, pad_to_multiple_of: null}\n",
         "\ufeff---\n" + ONE.replace("\n", " # a comment\r\n") + "...\n",
         "merge_method: ties\nbase_model: org/base\nmodels:\n  - &one\n    model: org/b\n    parameters: {weight: 1}\n"
         "  - <<: *one\n    model: org/a\n",
@@ -273,11 +281,38 @@ def test_whatever_is_in_it_is_read_or_refused_in_words(method, key, value, param
 
 
 def test_slices_of_some_of_the_layers_are_refused(models):
-    cases = {"layer_range": [[1, LAYERS]], f"[0, {LAYERS}]": [[0, LAYERS - 1]], "second slice": [[0, 1], [1, LAYERS]]}
-    for fact, ranges in cases.items():
-        parts = [[{"model": str(models / name), "layer_range": part} for name in "ab"] for part in ranges]
-        with refused(MergekitError, fact):
-            read(models=None, base_model=str(models / "base"), slices=[{"sources": part} for part in parts])
+    allowed, base = [[0, 1], [1, 2], [2, LAYERS]], str(models / "base")
+    cases = [("layer_range", [[1, LAYERS]]), (f"[0, {LAYERS}]", [[0, LAYERS - 1]]), (None, allowed)]
+    cases += [("second slice", [[0, 1], [2, LAYERS]]), ("second slice", [[0, 1], [0, LAYERS]])]
+    for fact, ranges in cases:
+        slices = slices_of(models, ranges)
+        with refused(MergekitError, fact) if fact else contextlib.nullcontext():
+            plain = [{"model": source["model"]} for source in slices[0]["sources"]]
+            assert read(models=None, base_model=base, slices=slices) == read(models=plain, base_model=base)
+    weight: Any
+    for weight, told in ((2, False), ([{"filter": "mlp", "value": 2}, {"value": 1}], False), ([1, 2], True)):
+        with refused(MergekitError, "second slice") if told else contextlib.nullcontext():
+            read(models=None, base_model=base, slices=slices_of(models, allowed), parameters={"weight": weight})
+    for change in ({"parameters": {"weight": 3}}, {"sources": slices_of(models, [[1, 2]])[0]["sources"][:1]}):
+        one, two, three = slices_of(models, allowed)
+        with refused(MergekitError, "second slice"):
+            read(models=None, base_model=base, slices=[one, two | change, three])
+
+
+def slices_of(models: Path, ranges: list[list[int]]) -> list[dict[str, Any]]:
+    return [{"sources": [{"model": str(models / name), "layer_range": part} for name in "ab"]} for part in ranges]
+
+
+@pytest.mark.parametrize(("weights", "factor"), [((1, 3), 2), ((2, 2), 0.5), ((3, -1), 1.5)])
+def test_a_factor_of_all_differences_scales_their_mean(models, recorded, tmp_path, weights, factor):
+    entries = [
+        {"model": str(models / name), "parameters": {"weight": own}} for name, own in zip("ab", weights, strict=True)
+    ]
+    given = {"merge_method": "task_arithmetic", "models": entries, "base_model": str(models / "base")}
+    for key, values in merge(tmp_path, given | {"parameters": {"lambda": factor, "normalize": True}}).items():
+        base, *parts = (recorded[name][key] for name in ("base", "a", "b"))
+        mean = sum(own * (part - base) for own, part in zip(weights, parts, strict=True)) / sum(weights)
+        torch.testing.assert_close(values, base + factor * mean, rtol=1e-5, atol=1e-6)
 
 
 def test_a_sum_is_taken_and_a_name_and_the_template_of_all(models, recorded, tmp_path):

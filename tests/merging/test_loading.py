@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.errors import DataError
+from hf_ext.merging.extracting import extract_lora, open_fine_tune
 from hf_ext.merging.loading import build_empty, compare_settings
 from hf_ext.merging.plan import make_plan, resolve_plan
 from hf_ext.merging.tensors import KEPT
@@ -135,6 +136,45 @@ def test_what_one_model_would_make_of_some_tasks_is_refused(tmp_path, tensors, o
         make_plan(config | {"allow_missing": True})
 
 
+EXPERTS = {"num_key_value_heads": 2, "max_position_embeddings": 64} | _TEXT
+MIXTRAL = EXPERTS | {"num_local_experts": 4}
+QWEN = EXPERTS | {"num_experts": 4, "moe_intermediate_size": 8, "head_dim": 8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("MixtralForCausalLM", MIXTRAL),
+        ("Qwen3MoeForCausalLM", QWEN),
+        ("OlmoeForCausalLM", EXPERTS | {"num_experts": 4}),
+    ],
+)
+@pytest.mark.parametrize("stacked", [(), ("base",), ("a",), ("a", "b"), ("base", "a", "b")])
+def test_experts_are_in_one_form_in_all_models_or_refused(tmp_path, kind, settings, stacked):
+    model_class = getattr(transformers, kind)
+    torch.manual_seed(0)
+    model = model_class(model_class.config_class(**settings))
+    for seed, name in enumerate(("base", "a", "b")):
+        perturb(model, seed, 2e-3 * (seed > 0))
+        model.save_pretrained(tmp_path / name, save_original_format=name not in stacked)
+    config = siblings(tmp_path, "a", "b", method="average")
+    fits = len(stacked) in (0, 3)
+    with contextlib.nullcontext() if fits else refused(DataError, "experts", "allow_missing"):
+        merged, a, b = (
+            load_model(folder) for folder in (merge(config, tmp_path / "m"), tmp_path / "a", tmp_path / "b")
+        )
+        for name, value in merged.items():
+            torch.testing.assert_close(value, (a[name] + b[name]) / 2, rtol=1e-6, atol=1e-7)
+    lost = ("a" not in stacked) and "base" in stacked
+    with refused(DataError, "experts", "save_original_format") if lost else contextlib.nullcontext():
+        with open_fine_tune(str(tmp_path / "base"), str(tmp_path / "a")) as pair:
+            report = extract_lora(pair, tmp_path / "lora", rank=64)
+        # one by one they are no part of the class, and told with what they cost
+        assert (
+            any("experts" in item["name"] for item in report["left_out"]) == (report["error"] > 0.1) == (not stacked)
+        )
+
+
 def write_classifier(folder: Path, kind: str, head: str, labels: dict[int, str]) -> None:
     """A small model of two classes; of a class that transformers does not have, or is slow to build, two tensors."""
     if kind in ("OwnForImages", "RTDetrForObjectDetection"):
@@ -197,6 +237,14 @@ HEADS, PARTIAL, GROUPS = "num_attention_heads", "partial_rotary_factor", "num_co
 CLIP = {"model_type": "clip", "text_config": {"model_type": "clip_text_model", HEADS: 4}}
 NO_MEANING = {"attention_dropout": 0.5, "use_cache": False, "eos_token_id": 7, "id2label": {"0": "x"}}
 
+OF_POSITIONS = [
+    ("esm", "position_embedding_type", "rotary"),
+    ("wav2vec2-conformer", "position_embeddings_type", "rotary"),
+    ("wav2vec2-bert", "position_embeddings_type", "rotary"),
+    ("smollm3", "no_rope_layers", [0] * 36),
+]
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+
 
 # A configuration, changes of it (None: not told), the setting that differs, and whether it changes what weights mean.
 @pytest.mark.parametrize(
@@ -227,6 +275,9 @@ NO_MEANING = {"attention_dropout": 0.5, "use_cache": False, "eos_token_id": 7, "
         ({"model_type": "own", PARTIAL: 0.5}, {PARTIAL: 1}, PARTIAL, True),
         ({"model_type": "deepseek_v3"}, {"rope_interleave": False}, "rope_interleave", True),
         ({"model_type": "falcon"}, {"alibi": True}, "alibi", True),
+        *(({"model_type": kind}, {key: value}, key, True) for kind, key, value in OF_POSITIONS),
+        (LLAMA, {"rope_parameters": LINEAR}, "rope_parameters.rope_type", False),
+        (LLAMA, {"rope_parameters": LINEAR | {"rope_theta": 1e6}}, "rope_parameters.rope_theta", True),
         # a part that was fine-tuned alone
         (CLIP, CLIP["text_config"] | {"text_config": None, HEADS: 2}, HEADS, True),
         (CLIP, CLIP["text_config"] | {"text_config": None, "hidden_act": "relu"}, "hidden_act", False),

@@ -199,15 +199,42 @@ def test_one_model_says_what_of_the_tasks_it_leaves_out(tmp_path):
         assert any("kept: not in the base" in line for line in plan_lines(plan))
 
 
-def test_tensors_that_no_task_has_are_said_and_those_under_a_longer_name_are_not_lost(tmp_path):
-    base = {"w": ones(4), "x.0.v": ones(3), "u": ones(2)}
-    wrapped = {"w": ones(4), "x.wrapped.0.v": ones(3), "u": ones(2)}
-    with refused(DataError, "'t0'", "x.0.v", "allow_missing"):
-        raw_plan(tmp_path, base, wrapped, method="average")
-    for task, said in ((wrapped, 2), ({"w": ones(4), "u": ones(2)}, 1)):
-        with raw_plan(tmp_path, base, task, method="average", allow_missing=True) as plan:
-            assert len(plan.warnings) == said and "no task has x.0.v" in plan.warnings[-1]
-        raw_plan(tmp_path, base, task).close()
+# Of the base a tensor that no task has, and tensors of the tasks that it has not: the same in another form, or others.
+@pytest.mark.parametrize(
+    ("ours", "theirs", "fits"),
+    [
+        ({"x.0.v": ones(3)}, {}, True),
+        ({"x.0.v": ones(3)}, {"x.wrapped.0.v": ones(3)}, False),
+        ({"v": ones(3)}, {"v_new": ones(3)}, False),
+        ({"x.0.stack": ones(2, 3)}, {"x.0.e.0.v": ones(3), "x.0.e.1.v": ones(3)}, False),
+        ({"x.0.e.0.v": ones(3), "x.0.e.1.v": ones(3)}, {"x.0.stack": ones(2, 3)}, False),
+        ({"norm.gamma": ones(3)}, {"norm.weight": ones(3)}, False),
+        ({"x.0.qkv.weight": ones(9, 3)}, {f"x.0.{part}.weight": ones(3, 3) for part in "qkv"}, False),
+        # heads, a pooler, and what the model computes
+        ({"lm_head.dense.weight": ones(3, 3)}, {"classifier.dense.weight": ones(3, 3)}, True),
+        ({"cls.0.weight": ones(2, 3)}, {"score.0.weight": ones(2, 3)}, True),
+        ({"body.pooler.weight": ones(3, 3)}, {"classifier.weight": ones(2, 3)}, True),
+        ({"x.0.v": ones(3)}, {"x.0.rotary.inv_freq": ones(3), "x.0.attn_mask": ones(3)}, True),
+        ({"x.0.v": ones(3)}, {"x.0.count": torch.arange(3), "x.0.empty": ones(0)}, True),
+        ({"x.0.inv_freq": ones(3)}, {"x.0.v": ones(3)}, True),
+        ({"x.0.bn.running_mean": ones(3)}, {"x.0.v": ones(3)}, True),
+    ],
+)
+def test_what_no_task_has_is_the_bases_with_a_line_unless_the_tasks_may_have_it_in_another_form(
+    tmp_path, ours, theirs, fits
+):
+    shared = {"w": ones(4), "x.0.u": ones(2), "norm.b": ones(1), "body.u": ones(2)}
+    models = (shared | ours, shared | theirs, shared | theirs)
+    if not fits:
+        with refused(DataError, "'t0'", next(iter(ours)), "allow_missing"):
+            raw_plan(tmp_path, *models, method="average")
+        with raw_plan(tmp_path, *models, method="average", exclude=[f"^{name}" for name in ours]) as plan:
+            assert {row.name for row in plan.merged_rows} == shared.keys()
+    with raw_plan(tmp_path, *models, method="average", allow_missing=not fits) as plan:
+        told = [text for text in plan.warnings if "no task has" in text]
+        assert len(told) == any("inv_freq" not in name for name in ours)
+        assert all(name in told[0] for name in ours if told)
+    raw_plan(tmp_path, *models).close()
 
 
 @pytest.mark.parametrize("agreed", [False, True])
