@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
-# A wheel holds the modes of its files: the same ones whoever builds it.
-os.umask(0o022)
 FOLDERS = ("disentangled_dit", "emr", "mrconv", "released", "semanir")
 # Nor do the sources of the code alone have models that were steps to others, and pictures of what models made.
 OF_MODELS = re.compile(
@@ -57,6 +56,16 @@ class BuildWithRecipes(build_py):
                     self.copy_file(str(recipe), str(target / recipe.name))
 
 
+class SameModes(bdist_wheel):
+    """A wheel holds the modes of its files: the same ones whatever the tree and the umask of who builds it."""
+
+    def write_wheelfile(self, *given: Any, **options: Any) -> None:
+        # The last step before it is packed; modules, data and licences are there.
+        super().write_wheelfile(*given, **options)
+        for path in Path(self.bdist_dir).rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
 class SameSources(sdist):
     """The sources; of one commit and one SOURCE_DATE_EPOCH they are the same to the byte, as a wheel is by itself."""
 
@@ -85,4 +94,5 @@ class SameSources(sdist):
         return path
 
 
-setup(cmdclass={"build_py": BuildWithRecipes, "sdist": SameSources}, distclass=MaybeWithoutModels)
+COMMANDS = {"build_py": BuildWithRecipes, "bdist_wheel": SameModes, "sdist": SameSources}
+setup(cmdclass=COMMANDS, distclass=MaybeWithoutModels)

@@ -178,7 +178,8 @@ def test_a_wheel_without_models_is_code_under_the_licence_of_the_code(distributi
     for out in ("one", "two"):
         # Another machine has checked it out at another time.
         os.utime(source / "README.md", (1e9, 1e9 + len(wheels)))
-        (source / "hf_ext" / "errors.py").chmod(0o600 if wheels else 0o664)
+        for path in (each for each in source.rglob("*") if each.is_file()):
+            path.chmod(0o600 if wheels else 0o664)
         command = [sys.executable, "-m", "build", "-nsw", "--outdir", str(tmp_path / out), str(source)]
         variables = {"HF_EXT_WITHOUT_MODELS": "1", "SOURCE_DATE_EPOCH": "1700000000"}
         umask = {"umask": 0o077 if wheels else 0o022} if os.name == "posix" else {}

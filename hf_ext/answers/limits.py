@@ -138,7 +138,7 @@ class Limits:
         # can be stopped from outside, but a process can, and the system bounds its memory. On Linux it is a fork
         # without torch; a lock that was held then ends it with the request. See tests/emr/test_serve_example.py.
         if sys.platform != "linux":
-            return read_image(source, self.megapixels)
+            return read_image(source, self.megapixels, "Raise megapixels")
         clock = getattr(Clock.running, "clock", None) or self.clock()
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe(duplex=False)
@@ -188,7 +188,7 @@ def _send_picture(pipe: Connection, source: Source, limits: Limits, server: int)
         with suppress(ValueError, OverflowError):
             most = resource.getrlimit(resource.RLIMIT_AS)[1]
             resource.setrlimit(resource.RLIMIT_AS, (present + int(limits.gigabytes * 1e9), most))
-        pixels, exif, icc_profile, dpi, chunks = read_image(source, limits.megapixels)
+        pixels, exif, icc_profile, dpi, chunks = read_image(source, limits.megapixels, "Raise megapixels")
     except Exception as error:
         too_much = f"the picture needs more than {limits.gigabytes:g} GB to be decoded."
         told = ("TookTooMuch", too_much) if isinstance(error, MemoryError) else ("DataError", str(error))

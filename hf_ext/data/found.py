@@ -404,7 +404,7 @@ def _read_labels(survey: Survey, data: Any, hints: Hints) -> None:
     usable = find_usable(data, survey.columns)
     survey.leave_out(int((~usable).sum()), len(data), "without a number, or with an infinite one")
     if not usable.any():
-        raise DataError(f"{path}: no series in {shorten(survey.columns)} has a number.")
+        raise DataError(f"{path}: each series in {shorten(survey.columns)} has no number, or one too large.")
     labels = raw["label"].combine_chunks()
     found = (labels.flatten() if survey.rows_have_labels else labels).to_pylist()
     if survey.rows_have_labels:

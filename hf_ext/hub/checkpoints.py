@@ -327,7 +327,7 @@ def _find_entry(names: list[str], where: object, advice: str = "a checkpoint") -
     indexes = [name for name in names if _INDEX.fullmatch(name)]
     if found := indexes or [name for name in names if name.endswith(_SUFFIX)]:
         if len(found) > 1:
-            raise CheckpointError(f"{where}: which of {found[:5]}? Download the folder and open one of the files.")
+            raise CheckpointError(f"{where}: which of {found[:5]}? In a folder of your own, keep one of them.")
         return found[0]
     if pickles := [name for name in names if name.endswith(PICKLES)]:
         told = "If you trust it, load it and save it as safetensors: model.save_pretrained(folder)."

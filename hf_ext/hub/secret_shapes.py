@@ -11,12 +11,15 @@ from typing import NamedTuple
 
 # Comes before a prefix: `task-…` is no `sk-…`. And a name may not go on: `self_hf_…` is none of `hf_…`.
 _START, _NAME = r"(?<![A-Za-z0-9])", r"(?<![A-Za-z0-9_])"
+# A name in parts, such as SHA256-hash and org/Model-2B, which prose may have behind a word and a blank.
+_PARTS = r"(?:\d{0,4}[A-Za-z]+\d{0,4}[_\-/.]|\d{1,4}[_\-/.])+\d{0,4}[A-Za-z]*\d{0,4}(?![^\s\"'`,;:.)\]|])"
 # Comes between a name and its value, in JSON, YAML, Python, shells, tables and XML. The first line is of lists of
 # names and values ("name": "API_KEY", "value": …), the third of arguments (a list of labels goes on with words such
 # as "ipv4_address"), the last of blocks and tags of YAML and of types.
 _IS = (
     r"(?:[\"'`\])*]{0,3}(?:\s{0,40}(?:,\s{0,40})?[\"']?(?i:value)[\"']?)?"
-    r"(?:[ \t]{0,40}\n?(?::=?|=>?|->|\|)\s{0,3}[ \t]{0,40}|[ \t\xa0]{1,7}|>"
+    r"(?:[ \t]{0,40}\n?(?::=?|=>?|->|\|)\s{0,3}[ \t]{0,40}|>"
+    rf"|(?:(?<=[A-Z])|(?![ \t\xa0]{{1,7}}`?{_PARTS}))[ \t\xa0]{{1,7}}"
     r"|\s{0,3}\{[^{}]{0,200}?default\s{0,9}=\s{0,3})"
     r"|[\"'`]\s{0,3},\s{0,3}(?=[\"'`])(?!.(?:[A-Za-z]+\d{0,2}[_\-]|\d{1,4}[_\-])+(?:[A-Za-z]+\d{0,2}|\d{1,4}).[,\]]))"
     r"(?:[|>][\-+]?\s{1,40}|!!\w{1,9} |&\w{1,20} |str\s?=\s?|(?:(?<=:)|(?<=: ))[A-Za-z][\w.\[\]| ]{0,30}=\s?(?=[\"'])"
@@ -30,6 +33,8 @@ _CASED = r"(?=[\w\-]{0,42}[A-Z])(?=[\w\-]{0,42}[a-z])(?=[\w\-]{0,42}[0-9])"
 # A password where no name of one stands right before it: a word of a sentence or a file has no such letters.
 _WORD = rf"(?P<value>(?=\S{{0,60}}[A-Za-z])(?=\S{{0,60}}[0-9]){_PASS}{{6,}})"
 _ODD = rf"(?P<value>(?=\S{{0,60}}[A-Z])(?=\S{{0,60}}[a-z])(?=\S{{0,60}}[0-9]){_PASS}{{8,}})"
+# A word of a wallet: its lists leave out those of which sentences are made.
+_NOUN = r"(?!(?:the|and|are|but|for|from|has|its|not|our|was|were|which|with|your)\b)[a-z]{3,8}"
 
 # A line for each shape: its kind; texts of which one must be there, in small letters (they are found faster than a
 # pattern); its pattern, in which <NAME> is the part above of that name, and which indented lines continue.
@@ -46,8 +51,9 @@ a token of Replicate or RunPod | r8_ rpa_ | <NAME>(?:r8|rpa)_[A-Za-z0-9]{30,}
 a key of Fireworks or Pinecone | fw_ pcsk_ | <NAME>(?:fw_[A-Za-z0-9]{22,}|pcsk_[A-Za-z0-9_]{40,})
 a key of LangSmith or Jina | lsv2_ jina_ | <NAME>(?:lsv2_(?:pt|sk)_[0-9a-f]{32}|jina_[\w\-]{40,})
 a key of ElevenLabs or RubyGems | sk_ rubygems_ | <NAME>(?:sk|rubygems)_[0-9a-f]{48}
-a key of Weights & Biases | wandb_v1_ login | <NAME>wandb_v1_[\w\-]{20,}
-    |wandb\.?\s?login[\s(]{1,3}(?:--relogin\s+)?(?:key\s{0,3}=\s{0,3})?["']?[0-9a-f]{40}(?![0-9a-f])
+a key of Weights & Biases | wandb | <NAME>wandb_v1_[\w\-]{20,}
+    |(?:wandb\.?\s?login[\s(]{1,3}(?:--relogin\s+)?|(?:<NAME>|(?i:wandb)_)(?i:key)["']?\s{0,3}[:=]\s{0,3})
+    ["']?(?:local-)?[0-9a-f]{40}(?!\w)
 a key of Kaggle | username kgat_ | "key"\s{0,3}:\s{0,3}"[0-9a-f]{32}"|<NAME>KGAT_[A-Za-z0-9]{20,}
 # Clouds.
 a key of AWS | akia asia abia acca absk bedrock-api-key- |
@@ -55,8 +61,11 @@ a key of AWS | akia asia abia acca absk bedrock-api-key- |
     |(?:ABSK|bedrock-api-key-)[A-Za-z0-9+/]{100,})
 a secret key of AWS | secret | (?i:secret_?access_?key|["']secret(?=["']))<IS>[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])
 a session token of AWS | session | (?i:session_?token)<IS>[A-Za-z0-9/+]{100,}
-a secret of Google | aiza gocspx- ya29. 1//0 | <START>(?:AIza[\w\-]{35}|(?:GOCSPX-|ya29\.|1//0[\w\-]{10})[\w\-]{20,})
-a key of Azure | key | (?i:account\.?key|sharedaccesskey)(?:\.[\w.\-]{1,80})?<IS>[A-Za-z0-9+/]{40,}={0,2}
+a secret of Google | aiza gocspx- ya29. 1//0 goog1e | <START>(?:AIza[\w\-]{35}|GOOG1E[A-Z0-9]{50,}
+    |(?:GOCSPX-|ya29\.|1//0[\w\-]{10})[\w\-]{20,})
+a key of Azure | key code= | (?i:account\.?key|sharedaccesskey)(?:\.[\w.\-]{1,80})?<IS>[A-Za-z0-9+/]{40,}={0,2}
+    |(?:[Pp]rimary|[Ss]econdary)(?:Master|Shared)?Key["']?\s{0,3}[:=]\s{0,3}["']?[0-9a-f]{32}(?!\w)
+    |[?&]code=(?:[\w\-/+]|%2[BbFf]){40,}(?:=|%3[Dd]){1,2}
 a key of Backblaze or New Relic | k00 nrak- | <START>(?:K00\d[A-Za-z0-9+/]{27}(?![A-Za-z0-9+/])|NRAK-[A-Z0-9]{27})
 a signature of Azure or of a link | sig | [?&](?:sig|(?:X-(?:Amz|Goog)-)?Signature)=[\w%/+~\-]{28,}
 a client secret of Azure | q~ | <START>[\w~.\-]{3}[78]Q~[\w~.\-]{31,34}
@@ -159,7 +168,7 @@ a private key | kty | "[dk]"\s{0,3}:\s{0,3}"[\w\-]{40,}"
 # The Hub signs results in cards by such a token, which everybody may read.
 a JSON web token | eyj | <START>
     (?<!verifyToken: )(?<!verifyToken": ")(?<!verifyToken":")(?<!verifyToken: ['"])
-    eyJ[\w\-]{10,}\.eyJ[\w\-]{10,}\.[\w\-]{16,}
+    eyJ[\w\-]{10,}\.(?:eyJ[\w\-]{10,}\.[\w\-]{16,}|[\w\-]*\.[\w\-]{16,22}\.[\w\-]{2,}\.[\w\-]{20,})
 a password in an address | :// |
     # Not what a new server has, guest:guest, and nothing of the names that are for documents alone.
     [A-Za-z][A-Za-z0-9+.\-]{1,20}://(?!(?P<first>guest|postgres|mysql|root|user):(?P=first)@)[^\s/:@"'<>]{0,200}:
@@ -196,12 +205,12 @@ a password | pass user login auth sudo sqlplus thin: smbclient lftp securestring
     |\bnet\s+use\s+(?:\S{1,80}\s+)?\\\\\S{1,80}\s+
     |\blftp\s[^\n]{0,200}?-u\s?\w+,|(?:\bthin:|\bsqlplus\s+)\w+/|(?i:set_?password)\(\s{0,3}(?=["'])
     |(?i:\.login|\bauth\s{0,3}=\s{0,3}|basicauth)\(\s{0,3}["'][^"'\n]{1,80}["'],\s{0,3}(?=["'])
-    |(?i:password|passphrase)\s+is\s+(?=\S{0,60}[A-Z])(?=[^\s"'}]{8}))
+    |(?i:password|passphrase)\s+is\s+(?!<PARTS>)(?=\S{0,60}[A-Z])(?=[^\s"'}]{8}))
     ["'`]?<WORD>
 a password | connect( connection( auth( authenticate( login( pw_set( set_password( |
     # One of several texts, behind a host or a user. Names of databases and classes have no digit between letters.
     (?i:\b\w*(?:connect|connection|auth|authenticate|login|pw_set|set_password))\(\s{0,3}
-    (?:(?:["'][^"'\n]{1,80}["']|\d{1,5}|[a-z_]\w{0,30}),\s{0,9}){1,3}
+    (?:(?:["'][^"'\n]{1,80}["']|\d{1,5}|[a-z_][\w.]{0,40}(?:[\[(]["'][^"'\n]{1,40}["'][\])])?),\s{0,9}){1,3}
     ["'](?=[^"'\n]{0,60}(?:[0-9][A-Za-z]|[!@#$%^&*?+=]))<ODD>["']
 a password | sudo chpasswd | \becho\s+["']?(?:\w+:)?<WORD>["']?\s*\|\s*(?:sudo\s+-S|(?:sudo\s+)?chpasswd)
 a password | pass pw psk | (?<![\w.\-])(?i:pass|pw|psk)["']?\s{0,3}[:=]\s{0,3}["']?<ODD>(?=[\s"']|$)
@@ -217,9 +226,13 @@ a cookie | cookie _session= | _gitlab_session=[0-9a-z]{32}
     |(?i:cookies?)\W[^\n]{0,200}?(?i:sess\w*|sid|auth\w*)[=:"'\s]{1,5}(?P<value>[\w%.\-]{32,})
 a password in words | mnemonic phrase seed wallet recovery pass smtp( login( |
     # Twelve or more words open a wallet, four of four letters a mailbox.
-    (?i:mnemonic\(\s{0,3}["']|(?:mnemonic|seed(?:[_ ](?:phrase|words))?|wallet|recovery[_ ](?:phrase|words)
-    |pass(?:word)?|\.(?:smtp|login)\(["'][^"'\n]{1,80})<IS>)
-    (?P<value>[a-z]{3,8}(?: [a-z]{3,8}){11,23}|[a-z]{4}(?: [a-z]{4}){3}(?=["']))
+    # An everyday word needs more than a blank behind it.
+    (?i:mnemonic\(\s{0,3}["']|(?:mnemonic|(?:seed|recovery)[_ ]?(?:phrase|words)|\.(?:smtp|login)\(["'][^"'\n]{1,80}
+    |(?:password|(?:mail|smtp)pass|(?<![A-Za-z])(?:pass|seed|wallet))(?!["'`\])*]{0,3}\s+(?!value\s?[:=])\w))<IS>)
+    (?P<value><NOUN>(?: <NOUN>){11,23}|[a-z]{4}(?: [a-z]{4}){3}(?=["']))
+a token that is set | token( key( secret( |
+    (?i:\b(?:set|add|use|with)\w{0,30}(?:token|(?:api|access)_?key|secret))\(\s{0,3}(?:["'][^"'\n]{1,80}["'],\s{0,3})?
+    b?["'](?P<value><CASED>(?=(?:[A-Za-z_\-]*[0-9]){3})[\w\-]{24,}|(?:[a-z]{2,9}[_\-])?[0-9a-f]{32,})["']
 a key of a client | client( bot( api( ai( fernet( key( authenticator( |
     (?:Client|Bot|API|Api|AI|Fernet|Key|Authenticator)\(\s{0,3}b?["'](?P<value><CASED>[A-Za-z0-9]{32,}|[0-9a-f]{32,}|[\w\-]{43}=)["']
 a token by its name | token secret --api --key sonar codecov copernicus x- |
@@ -235,11 +248,11 @@ a hash of a password | $2 $apr1$ $1$ $5$ $6$ $y$ $argon2 pbkdf2 scrypt: sha1: {s
     |(?:pbkdf2(?:_sha\d+\$|:sha\d+:)\d+|scrypt(?::\d+){3})\$[./\w]{6,}\$[\w+/=]{40,}|sha1:[0-9a-f]{12}:[0-9a-f]{40}
     |\{S(?:SHA|MD5)\d{0,3}\}[\w+/]{27,}
 a header with a credential | authorization |
-    (?i:authorization)<IS>(?i:basic|bearer|token|splunk|(?:\w+-?)?key)\s+(?P<value>[\w+/=.\-]{16,})
+    (?i:authorization)<IS>(?i:basic|bearer|token|splunk|(?:\w+-?)?key)\s+(?P<value>(?=[a-z.\-]{0,60}[A-Z0-9_+/=])[\w+/=.\-]{16,})
 a secret by its name | secret token key |
     (?i:(?:client|app(?:lication)?|api|auth|access|secret|private|session|refresh|bot|hub|signing|encryption|account
     |service|consumer|subscription|webhook|master|jwt|integration|pre-?shared)[_\- ]?(?:secret|token|key)
-    (?:_id|_base)?)<IS>(?P<value><MIXED>[\w+/=.\-~]{20,})
+    (?:_id|_base|[_\-]?(?:secret|token|key|value))?)<IS>(?P<value><MIXED>[\w+/=.\-~]{20,})
 a key by its name | key |
     # Any name that ends so, for what is long, mixed and no name in parts. Some keys are for all to see.
     (?<![A-Za-z])(?!(?i:(?:public|site|publishable|cache|hash|host|sort|lock)_?key))[A-Za-z]{2,20}(?:Key|_key)

@@ -61,19 +61,19 @@ _BITS, _PLANAR, _EXTRA_SAMPLES, _SIGN, _DEPTH = 258, 284, 338, 339, 32997
 _RGB, _SEPARATE, _MULTIPLIED, _PLAIN = 2, 2, 1, 2
 
 
-def read_image(source: Source, max_megapixels: float = 200.0) -> Picture:
+def read_image(source: Source, max_megapixels: float = 200.0, advice: str = "Raise max-megapixels") -> Picture:
     """
-    Read a picture; larger ones are refused before they are decoded.
+    Read a picture; larger ones are refused before they are decoded, with that `advice`.
 
     PNG, TIFF and PGM in grey and RGB, HEIC above 8 bits and RAW have 16 bits; of those in other files Pillow gives 8.
     CMYK, LAB and the like become RGB. [`read_frames`] tells of losses.
     """
-    return read_frames(source, max_megapixels, several=False).pictures[0]
+    return read_frames(source, max_megapixels, advice, several=False).pictures[0]
 
 
 def read_8_bits(source: Source) -> Image.Image:
     """[`read_image`] as a picture of Pillow with 8 bits, which classifiers take."""
-    return pixels_to_image(to_8_bits(read_image(source).pixels))
+    return pixels_to_image(to_8_bits(read_image(source, advice="Save it smaller").pixels))
 
 
 class _Limits(NamedTuple):
@@ -81,6 +81,7 @@ class _Limits(NamedTuple):
 
     megapixels: float
     several: bool
+    advice: str
 
     def check(self, width: int, height: int | None = None, count: int = 1) -> None:
         """Refuses a picture, the frames of an animation, or so many pixels of pages together."""
@@ -93,14 +94,16 @@ class _Limits(NamedTuple):
             raise UnreadableError(f"has {count} frames or pages; save each as its own file.")
 
     def too_large(self, size: str) -> str:
-        return f"has {size}; the limit is {self.megapixels:g} megapixels. Raise max-megapixels for it."
+        return f"has {size}; the limit is {self.megapixels:g} megapixels. {self.advice}."
 
 
-def read_frames(source: Source, max_megapixels: float = 200.0, *, several: bool = True) -> Frames:
+def read_frames(
+    source: Source, max_megapixels: float = 200.0, advice: str = "Raise max-megapixels", *, several: bool = True
+) -> Frames:
     """Read all frames of an animation or pages of a document; without `several` more than one is refused."""
     if not (isinstance(max_megapixels, Real) and 0 < max_megapixels < float("inf")):
         raise UsageError(f"`max_megapixels` is {max_megapixels!r}; give a number above 0, such as 200.")
-    limits = _Limits(max_megapixels, several)
+    limits = _Limits(max_megapixels, several, advice)
     try:
         return _read_any(source, limits)
     except DECODER_ERRORS as error:

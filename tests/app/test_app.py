@@ -292,7 +292,7 @@ def test_a_program_gets_its_result_and_no_folder_is_told(dit, photo):
         assert status == 200 and np.array_equal(np.asarray(Image.open(io.BytesIO(after))), expected)
         Image.new("RGB", (300, 200)).save(photo)
         large = call(served, "denoise-color", {**picture, "path": upload(served, photo)}, 1.0)
-        assert b"photo.png" in large and b"0.01" in large
+        assert b"photo.png" in large and b"0.01" in large and b"max-megapixels" not in large
         stolen = {**picture, "path": "/etc/passwd"}
         foreign = call(served, dit, picture, 1.0) + call(served, "denoise-color", stolen, 1.0)
         assert foreign.count(b"event: error") == 2

@@ -46,6 +46,7 @@ LARGE+DIGITS 16 = AK·IA AS·IA AB·IA AC·CA
 LARGE+DIGITS 26 = AP·I-
 LARGE+DIGITS 27 = NR·AK-
 LARGE+DIGITS 40 = rp·a_
+LARGE+DIGITS 55 = GO·OG1E
 NAME 40 = gl·pat- gl·rt- gl·dt- gl·ptt- gl·ft- gl·imt- gl·agent- gl·cbt- gl·soat- gl·oas- sq·0atp- dck·r_pat_ GOC·SPX-
 NAME 40 = sb_·secret_ AI·za AQ·VN h·f_oauth_·eyJhbGciOi. h·f_jwt_·eyJhbGciOi CLOUDFLARE_·API_TOKEN= fi·gd_ tg·p_v1_
 NAME 32 = NR·II-
@@ -117,6 +118,9 @@ A3·-·<LARGE+DIGITS 6>·-·<LARGE+DIGITS 11>·-·<LARGE+DIGITS 5>·-·<LARGE 5>
 A3·-·<LARGE+DIGITS 6>·-·<LARGE+DIGITS 6>·-·<LARGE 5>·-·<LARGE+DIGITS 5>·-·<LARGE 5>·-·<LARGE+DIGITS 5>
 dn·key-·<SMALL+DIGITS 26>·-·<SMALL+DIGITS 52> ¦ sa·t.·<NAME 22>·.·<WORD 24>·.·<WORD 20>
 auth·ress_·<SMALL+DIGITS 20>·.·<SMALL+DIGITS 5>·.acc_·<SMALL+DIGITS 20>·.·<WORD 60>
+ey·JhbGciOiJSU0EtT0FFUCJ9.·<NAME 342>·.·<NAME 16>·.·<NAME 80>·.·<NAME 22>
+ey·JhbGciOiJkaXIifQ..·<NAME 22>·.·<NAME 60>·.·<NAME 43> ¦ secondary·Key: ·<HEX 32>
+https://f.azurewebsites.net/api/x?co·de=·<NAME 54>·== ¦ wandb:⏎  k·ey: ·<HEX 40>
 sd·k-1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed ¦ t1·.·<NAME 80>·.·<NAME 86>
 """
 

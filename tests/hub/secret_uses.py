@@ -84,6 +84,11 @@ Fernet(b'«H»9f86d081abc=') ¦ alice:$y$j9T$«K»$«H»9f86d081abc:19500:0 ¦ e
 https://api.acme.com/weather?q=Jena&appid=«h»
 url: https://cds.climate.copernicus.eu/api⏎key: 1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed
 X-Dataverse-key:1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed ¦ password = b"«P»" ¦ DB_PW=«P»
+access_key_secret: «K» ¦ "accessKeySecret": "«K»" ¦ access_token_secret=«K»«K» ¦ api-key-secret = '«K»'
+client_secret_value: «K» ¦ oss2.Auth(os.environ['ID'], '«K»') ¦ connect(self.host, 22, os.environ["U"], '«P»')
+https://f.azurewebsites.net/api/x?id=1&code=«K»«K»%3D%3D ¦ {"primaryKey": "«h»"} ¦ ngrok.set_auth_token("«K»")
+dagshub.auth.add_app_token("«H»12345678") ¦ client.setApiKey('«K»') ¦ vault.set_secret("db", "«K»")
+wandb.login(key="local-«H»12345678") ¦ wandb login local-«H»12345678 ¦ report_to: wandb⏎"key": "«H»12345678"
 keyring.set_password('hub', 'alice', '«P»') ¦ kind: Secret⏎stringData:⏎  db: «P» ¦ x: &pw «P»⏎password: *pw
 login: alice / «P»
 """
@@ -122,7 +127,14 @@ FORMS = [
     *(f"{kind}/{letters(DIGITS, 16)}:{letters(HEX, 32)}" for kind in ("1", f"2/{letters(DIGITS, 16)}")),
     *(f"{name}{_ETHER}" for name in ('Account.from_key("', 'new ethers.Wallet("', "wallet_key: ", 'accounts: ["')),
     *(f"wif = {_WIF}", f'bitcoin-cli importprivkey "{_WIF}"', f"secretKey: [{_BYTES}]"),
-    *(f'{name}"{_SEED}"' for name in ("seed = ", "Account.from_mnemonic(", "wallet: ", "Recovery words: ")),
+    *(
+        f'{name}"{_SEED}"'
+        for name in ("seed = ", "Account.from_mnemonic(", "wallet: ", "Recovery words: ", "seedPhrase:")
+    ),
+    *(
+        f"{name}{_SEED}"
+        for name in ("password: ", "SEED_PHRASE ", "seed value: ", "| wallet | ", "mnemonic ", "<pass>")
+    ),
     *(f"A3-{_CODE}", f"v1.0-{letters(HEX, 24)}-{letters(HEX, 146)}", f"PMAT-{letters(LARGE + DIGITS, 26)}"),
     *(f"{kind}{letters(WORD, 40)}{letters(HEX, 8)}" for kind in ("cfk_", "cfut_", "cfat_", "lin_wh_")),
     f"cloudflared service install eyJhIjoi{letters(WORD, 120)}",
@@ -149,5 +161,27 @@ HARMLESS = [
     *("cfat_loss", "vca_model", "nfc_reader", "sbp_oauth_flow", "fo1_score", "figo_plot", "pat.shape.dim", "dp.sa.x"),
     *("oauth: see the page", "oauth:authorization", "infura.io/docs", "alchemy.com/v2/guide", "EZTK is a kit"),
     *("integration_key = name", "preshared_key: optional", "secret_key_base: see docs", "secretKey: [1, 2, 3]"),
+    # Words that are everyday ones, in sentences.
+    "Just pass the raw pixel values and the model will then apply the same scaling.",
+    "Set the seed first and then draw each noise sample from the same torch stream.",
+    "pass proper options object that extend the global options and every other default value they have",
+    "Pass several pictures together when memory allows because larger batches usually finish sooner.",
+    "Second pass: sort the tokens and then write them back before the next layer runs again.",
+    "bypass: skip the first block and then run every other layer until nothing remains.",
+    "seed: the number that every worker adds before drawing noise from one stream; `seed` makes every run equal",
+    "Their wallet holds several small tensors that every later step needs before saving results.",
+    "A secret SHA256-hash; the secret behind good results lies within clean data that people have read twice.",
+    "The key attends over every value token while each query head keeps its own scale; key 8-bit-quantized weights.",
+    "Each token carries rotary positions that later layers need; access token meta-llama/Llama-3.1-8B-Instruct",
+    "The code says which commit made them: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b; app secret code-of-2024-and-2025",
+    "The password SHA256-hash is stored, the password is PBKDF2-hashed; password    utf8-bytes, `password` md5-hash",
+    "Send the header Authorization: Bearer followed-by-the-token, and the API key `name_of_version_2_of_the_service`.",
+    "logged with wandb; cache_key: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b, key=9f86d081, sha1 key, commit key",
+    *(
+        'add_token("reserved_special_token_00000250")',
+        "primary_key: id",
+        "?code=abc==",
+        f"primary key {letters(HEX, 32)}",
+    ),
     *("eyJrIjoi", "dG9rOmFiYw==", f"sgp_{letters(SMALL, 20)}", "accounts: [0x1, 0x2]", "cloudflared tunnel run mine"),
 ]

@@ -86,8 +86,16 @@ def test_a_model_by_the_name_of_any_library_is_preferred_and_a_choice_between_st
     with open_checkpoint(tmp_path / "adapter_model") as checkpoint:
         assert list(checkpoint) == ["w"]
     save_file({"b": torch.ones(2)}, tmp_path / "other" / "b.safetensors")
-    with refused(CheckpointError, "other.safetensors", "b.safetensors"):
-        open_checkpoint(tmp_path / "other")
+    # Variants without the plain file too; what is left alone is opened.
+    for name in ("model.fp16", "model.no_ema"):
+        (tmp_path / "variants").mkdir(exist_ok=True)
+        save_file({"w": torch.ones(2)}, tmp_path / "variants" / f"{name}.safetensors")
+    for folder, names in (("other", ["b", "other"]), ("variants", ["model.fp16", "model.no_ema"])):
+        with refused(CheckpointError, *(f"{name}.safetensors" for name in names)):
+            open_checkpoint(tmp_path / folder)
+        (tmp_path / folder / f"{names[0]}.safetensors").unlink()
+        with open_checkpoint(tmp_path / folder) as checkpoint:
+            assert_same(checkpoint, {"w": torch.ones(2)})
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "weights.pkl"])
