@@ -383,10 +383,9 @@ def _drop_index(table: Table, label: str | None) -> bool:
     rises = counts and len(frame) > 1 and (np.diff(values.to_numpy()) == 1).all()
     numbers = counts and nameless and values.is_unique and (values % 1 == 0).all()
     others = (cells for other, cells in frame.iloc[:, 1:].items() if other != label and not LABEL.fullmatch(other))
-    # That of all rows tells their order, also if they were shuffled.
-    if (rises and _INDEX.fullmatch(name)) or (
-        numbers and np.ptp(values) >= len(frame) and any(map(is_numeric, others))
-    ):
+    # Even steps tell the order of rows that were shuffled.
+    numbers = numbers and (values.is_monotonic_increasing or np.ptp(np.diff(np.sort(values))) > 0)
+    if (rises and _INDEX.fullmatch(name)) or (numbers and any(map(is_numeric, others))):
         table.frame = frame.iloc[:, 1:]
         told = "" if nameless else f", {name},"
         how = "counts" if rises else "is an index of"
