@@ -58,21 +58,20 @@ class AudioClassificationPipeline(PlainPipeline):
         if self._is_mrconv():
             kwargs["batch_size"] = 1
             inputs = str(inputs) if isinstance(inputs, Path) else inputs
-        return super().__call__(inputs, **kwargs)
+        # Of none, transformers looks for the first.
+        return [] if isinstance(inputs, list) and not inputs else super().__call__(inputs, **kwargs)
 
     def _is_mrconv(self) -> bool:
         return bool(self.model.config.model_type == "mrconv")
 
     def preprocess(self, inputs: Any) -> Any:
-        """The parts of a sound, `(parts, samples)`, as the feature extractor makes them."""
+        """The parts of a sound, which are views of its samples."""
         if not self._is_mrconv():
             return super().preprocess(inputs)
         name, rate = inputs if isinstance(inputs, str) else "a recording", self.feature_extractor.sampling_rate
         if (own := self.model.config.sampling_rate) not in (None, rate):
             raise DataError(f"the model takes {own} Hz, its feature extractor {rate} Hz: give one of {own} Hz.")
-        parts = self._split(_read(inputs, rate), name)
-        processed = self.feature_extractor(parts, sampling_rate=rate, return_tensors="pt")
-        return processed if self.dtype is None else processed.to(dtype=self.dtype)
+        return {"parts": self._split(_read(inputs, rate), name)}
 
     def _split(self, samples: np.ndarray, name: str) -> list[np.ndarray]:
         longest = self.model.config.longest_input
@@ -86,10 +85,11 @@ class AudioClassificationPipeline(PlainPipeline):
     def _forward(self, model_inputs: Any) -> Any:
         if not self._is_mrconv():
             return super()._forward(model_inputs)
-        found = [
-            self.model(**{name: values[start : start + _PARTS] for name, values in model_inputs.items()}).logits
-            for start in range(0, len(model_inputs["input_values"]), _PARTS)
-        ]
+        parts, found = model_inputs["parts"], []
+        options = {"sampling_rate": self.feature_extractor.sampling_rate, "return_tensors": "pt"}
+        for start in range(0, len(parts), _PARTS):
+            given = self.feature_extractor(parts[start : start + _PARTS], **options)
+            found.append(self.model(**given.to(self.device, dtype=self.dtype)).logits)
         return SequenceClassifierOutput(logits=torch.cat(found))
 
     def postprocess(self, model_outputs: Any, top_k: int = 5, function_to_apply: str | None = None) -> Any:

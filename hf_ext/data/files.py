@@ -28,6 +28,8 @@ UNDECODABLE = (*UNUSABLE, RuntimeError, LookupError, ArithmeticError, AttributeE
 UNOPENABLE = (*UNDECODABLE, *BROKEN_ARCHIVE, ImportError)
 # Two blocks of zeros end a tar file.
 _TAR_END = bytes(2 * tarfile.BLOCKSIZE)
+# Sizes that programs write to a pipe, as they know none: 2 GB and more.
+_UNKNOWN = 0x7FFF0000
 
 SoundFile = str | io.BytesIO
 
@@ -109,6 +111,8 @@ def describe_sound(file: SoundFile) -> SoundAbout:
 
 def _call(function: str, file: SoundFile, **options: Any) -> Any:
     soundfile = import_extra("soundfile")
+    if _is_cut(file):
+        raise DataError("is no whole sound file, its head tells of more samples: fetch or write it again")
     try:
         return getattr(soundfile, function)(file, **options)
     except soundfile.SoundFileError as error:
@@ -130,6 +134,19 @@ def read_samples(file: SoundFile) -> tuple[np.ndarray, int]:
     files, PyAV the M4A and AAC of phones. A [`DataError`] continues after the file's name.
     """
     return _decode(file) if _is_from_phone(file) else _call("read", file, dtype="float32", always_2d=True)
+
+
+def _is_cut(file: SoundFile) -> bool:
+    """True for a WAV or AIFF shorter than the samples that its head tells of: libsndfile reads what is left."""
+    with open(file, "rb") if isinstance(file, str) else io.BytesIO(file.getvalue()) as held:
+        head, length = held.read(12), held.seek(0, os.SEEK_END)
+        held.seek(12)
+        while head[:4] in (b"RIFF", b"FORM") and len(part := held.read(8)) == 8:
+            size = int.from_bytes(part[4:], "little" if head[:4] == b"RIFF" else "big")
+            if part[:4] in (b"data", b"SSND"):
+                return length < size < _UNKNOWN
+            held.seek(size + size % 2, os.SEEK_CUR)
+    return False
 
 
 def read_recording(value: dict[str, Any], sampling_rate: int) -> np.ndarray:

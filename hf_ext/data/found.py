@@ -246,7 +246,7 @@ def look_at_series(path: str, places: list[Path], ending: str, hints: Hints) -> 
         own_hints = hints if about is None or hints.label in table.frame else replace(hints, label=None)
         if (roles := _find_roles(files[0], table, own_hints)).layout == "texts":
             return None
-    survey = _look_at_tables(path, files, table, roles, hints)
+    survey = _look_at_tables(path, files, table, roles, hints, about)
     every = DataSource(**{**survey.train, "hold_out": 0.0}) if about is not None else None
     if every is not None and (absent := len(files) - len(open_source(every))) > 0:
         survey.left_out.append(f"{count_of(absent, 'file')} without a row in the table beside them")
@@ -269,7 +269,9 @@ def _find_roles(file: Path, table: Table, hints: Hints) -> Roles:
     return roles
 
 
-def _look_at_tables(path: str, files: list[Path], table: Table | None, roles: Roles, hints: Hints) -> Survey:
+def _look_at_tables(
+    path: str, files: list[Path], table: Table | None, roles: Roles, hints: Hints, beside: Path | None
+) -> Survey:
     """Rows that are series, series one under the other, one long series, or a file for each."""
     train: dict[str, Any] = {"path": path, "split": "train", "rows": roles.layout}
     train |= {name: value for name in ("time", "series") if (value := getattr(roles, name)) is not None}
@@ -292,7 +294,7 @@ def _look_at_tables(path: str, files: list[Path], table: Table | None, roles: Ro
         raise DataError(f"{path}: {about}. {_sentence(roles.problems)}")
     data = open_source(DataSource(**train))
     if "label" not in data.features:
-        _refuse_unlabelled(path, about, None, roles)
+        _refuse_unlabelled(path, about, None, roles, beside)
     kept = keep_back(train, data)
     if is_long := not how and len(data) == 1 and kept["eval"] is None:
         # The last part of one long series measures.
@@ -425,16 +427,17 @@ def _read_labels(survey: Survey, data: Any, hints: Hints) -> None:
         raise DataError(f"{path}: {survey.about}; the only class is {only}; a classifier needs at least two.")
 
 
-def _refuse_unlabelled(path: str, about: str, table: Table | None, roles: Roles) -> None:
-    """Refuses series that nothing is known of, with all findings; of a file for each there is no table."""
+def _refuse_unlabelled(path: str, about: str, table: Table | None, roles: Roles, beside: Path | None = None) -> None:
+    """Refuses series that nothing is known of, with all findings; of a file for each a table may lie `beside` them."""
     which, place = "--label NAME", "a column label"
+    column = "column" if beside is None else f"column, of {beside.name} or the files,"
     if table is None:
         place = "a folder for each class, a metadata.csv that names the class of each file, or a column label"
     elif texts := [name for name, why in roles.left_out.items() if why == "texts"]:
         # Classes are fewer than names.
         which = option("label", min(texts, key=lambda name: table.frame[name].nunique()))
     told = _sentence([*roles.problems, UNLABELLED[:-1]])
-    raise DataError(f"{path}: {about}; and no label. {told} Add {place}, or say which column it is: {which}.")
+    raise DataError(f"{path}: {about}; and no label. {told} Add {place}, or say which {column} it is: {which}.")
 
 
 def _sentence(parts: list[str]) -> str:

@@ -65,8 +65,8 @@ _LABELS_IN_LINES = (
 # Names of files that list those of a split.
 _LISTS = re.compile(rf"(lists?[\W_])?({'|'.join(SPLIT_WORDS)})([\W_]?(lists?|files?|splits?))?[\W_\d]*", re.IGNORECASE)
 _TABLES = (
-    "Series of numbers are CSV, TSV, parquet or NumPy files outside of archives, or lists in JSON lines. pandas turns "
-    "other JSON lines into a table: read_json(..., lines=True).to_csv(...)."
+    "Series of numbers are CSV, TSV, parquet or NumPy files, or lists in JSON lines. Unpack archives and .gz files; "
+    "pandas turns other JSON lines into a table: read_json(..., lines=True).to_csv(...)."
 )
 
 

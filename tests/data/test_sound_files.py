@@ -76,7 +76,25 @@ def test_folders_of_classes_are_read_and_train(ending):
         train("mrconv", "sounds", "--model.hidden_size", "8", "--model.num_hidden_layers", "1")
 
 
-@pytest.mark.parametrize("content", [b"\0\0\0\x18ftypM4A " + b"\0" * 50, b"\xff\xf1" + b"x" * 40, b"", b"RIFF"])
+def held(kind: str, subtype: str) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.random.default_rng(0).uniform(-0.5, 0.5, 2000), 8000, format=kind, subtype=subtype)
+    return file.getvalue()
+
+
+WHOLE = [held("WAV", "PCM_16"), held("WAVEX", "PCM_24"), held("WAV", "FLOAT"), held("AIFF", "PCM_16")]
+BROKEN = [b"\0\0\0\x18ftypM4A " + b"\0" * 50, b"\xff\xf1" + b"x" * 40, b"", b"RIFF"]
+
+
+@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFF000, 0x80000000, 2000 * 2 + 44])
+def test_a_wav_whose_writer_knew_no_size_is_read(size):
+    whole, place = WHOLE[0], WHOLE[0].index(b"data") + 4
+    stream = whole[:place] + size.to_bytes(4, "little") + whole[place + 4 :]
+    for sound in (whole, stream, held("RF64", "PCM_16"), held("W64", "PCM_16")):
+        np.testing.assert_array_equal(read_samples(io.BytesIO(sound))[0], read_samples(io.BytesIO(whole))[0])
+
+
+@pytest.mark.parametrize("content", [*BROKEN, *(whole[: len(whole) // 2] for whole in WHOLE)])
 def test_broken_ones_are_refused_and_counted(content):
     for number in range(10):
         write(f"data/{'ab'[number % 2]}/{number // 2}.m4a", pitch=200 + 20 * number)

@@ -101,7 +101,7 @@ def test_files_lists_and_generators_are_heard_one_by_one(classify, tmp_path):
     alone = [scores(classify(item)) for item in given]
     for found in (classify(given, batch_size=3), classify(item for item in given)):
         assert [scores(one) for one in found] == [pytest.approx(one) for one in alone]
-    assert len(classify(MONO, top_k=1)) == 1
+    assert len(classify(MONO, top_k=1)) == 1 and classify([]) == []
     wanted = dict(zip("abc", logits(classify, MONO[:100]).tolist(), strict=True))
     assert scores(classify(MONO[:100], function_to_apply="none")) == pytest.approx(wanted, abs=1e-5)
 
