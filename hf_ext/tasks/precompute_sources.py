@@ -165,7 +165,7 @@ class Streams:
 
 
 def name_unusable(source: Rows | Streams, number: int, error: Exception) -> dict[str, str]:
-    """The line in the list of bad examples; what is not the picture's fault is raised, and the same call goes on later."""
+    """The line in the list of bad examples; what is not the picture's fault is raised: the call may go on later."""
     if isinstance(error, HfHubHTTPError) and not isinstance(error, EntryNotFoundError):
         raise error
     return name_bad(str(number), source.find_file(number), error.__cause__ or error)

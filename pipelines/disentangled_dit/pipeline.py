@@ -435,8 +435,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """Timesteps that are left, and how many steps of the schedule they are; a strength leaves the first out."""
         scheduler, strength, name = self.scheduler, call.strength, type(self.scheduler).__name__
         count = self._count("num_inference_steps", call.num_inference_steps)
-        asked = ((option, self._plain(getattr(call, option))) for option in ("timesteps", "sigmas"))
-        given: dict[str, Any] = {option: value for option, value in asked if value is not None}
+        given = {it: value for it in ("timesteps", "sigmas") if (value := self._plain(getattr(call, it))) is not None}
         for option, value in given.items():
             real = isinstance(value, list) and all(isinstance(number, int | float) for number in value)
             # a scheduler would keep rising ones beyond this call
