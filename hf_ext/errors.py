@@ -6,15 +6,17 @@ Unexpected exceptions keep their traceback.
 
 import errno
 import lzma
+import sys
 import tarfile
+import traceback
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, NoReturn
 
 from .distributed import FailedElsewhereError
 from .extras import explain_missing
-from .terminal import show_lines
+from .terminal import is_verbose, show_lines
 
 DONE, FAILED, UNUSABLE = 0, 1, 2
 # Error numbers for a path that the user chose; others concern the disk or the machine.
@@ -147,6 +149,27 @@ def classify(error: BaseException) -> Ending | None:
         # Python's, of `Path.expanduser`.
         return Ending(UNUSABLE, "a path begins with ~ and the name of no user here: write its folder in full.")
     return _classify_library(error)
+
+
+def report(error: Exception) -> int:
+    """One line on standard error for an expected exception, with its traceback on request; the exit code."""
+    shown = classify(error)
+    if shown is None:
+        raise error
+    if is_verbose():
+        sys.stderr.write("".join(traceback.format_exception(error)))
+    if shown.exit_code != DONE:
+        sys.stderr.write(f"Error: {shown.message.strip()}\n")
+    return shown.exit_code
+
+
+def run_script(main: Callable[[], int | None]) -> NoReturn:
+    """Runs a script to its exit, where an expected exception is one line."""
+    try:
+        code = main()
+    except Exception as error:
+        code = report(error)
+    sys.exit(code)
 
 
 def _classify_library(error: BaseException) -> Ending | None:

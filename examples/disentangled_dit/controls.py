@@ -16,6 +16,7 @@ import numpy as np
 from generating import evaluate_size_control, vary_controls
 from measuring import SAMPLING, load
 
+from hf_ext.errors import run_script
 from hf_ext.files import write_json
 from hf_ext.metrics import ClassifierFeatures
 
@@ -60,12 +61,7 @@ def measure_mirror(plain: np.ndarray, mirrored: np.ndarray) -> dict[str, float]:
 
 
 def measure_controls(
-    pipeline: Any,
-    judge: Any,
-    *,
-    sizes: Sequence[int] = SIZES,
-    places: Sequence[int] = PLACES,
-    **options: Any,
+    pipeline: Any, judge: Any, *, sizes: Sequence[int] = SIZES, places: Sequence[int] = PLACES, **options: Any
 ) -> dict[str, Any]:
     """The measures of each control that the model has; `judge` has a method `classify`, as ClassifierFeatures."""
     known, middle = pipeline.transformer.config.control_alpha, places[len(places) // 2]
@@ -107,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -16,7 +16,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 
-from hf_ext.errors import UsageError
+from hf_ext.errors import UsageError, run_script
 from hf_ext.files import write_json
 from hf_ext.hub.released import find_model
 from hf_ext.tasks.diffusion import DisentangledDiTTask
@@ -153,4 +153,4 @@ def score(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(score(sys.argv[2:]) if sys.argv[1:2] == ["score"] else main(sys.argv[1:], make_task))
+    run_script(lambda: score(sys.argv[2:]) if sys.argv[1:2] == ["score"] else main(sys.argv[1:], make_task))

@@ -92,7 +92,7 @@ def right_shares(folder: Path, sets: dict[str, Path]) -> dict[str, float]:
 
 def load(snapshot: Path) -> DisentangledDiTPipeline:
     """A run's pipeline, without bars."""
-    pipeline: DisentangledDiTPipeline = DiffusionPipeline.from_pretrained(snapshot)
+    pipeline: DisentangledDiTPipeline = DiffusionPipeline.from_pretrained(str(snapshot))
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

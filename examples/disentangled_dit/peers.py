@@ -305,13 +305,7 @@ def start(network: nn.Module, zeros: list[nn.Module]) -> None:
         nn.init.zeros_(layer.bias)
 
 
-PEERS = {
-    "unet-cross": CrossUNetPeer,
-    "dit": DiTPeer,
-    "pixart": PixArtPeer,
-    "sd3": SD3Peer,
-    **variants.VARIANTS,
-}
+PEERS = {"unet-cross": CrossUNetPeer, "dit": DiTPeer, "pixart": PixArtPeer, "sd3": SD3Peer, **variants.VARIANTS}
 
 
 class PeerPipeline(DisentangledDiTPipeline):

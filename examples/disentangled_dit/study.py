@@ -197,12 +197,7 @@ def transfer(study: Study) -> dict[str, Any]:
 
 
 # In this order: the most telling first.
-CLAIMS: dict[str, Callable[[Study], Any]] = {
-    "judge": judge,
-    "claim": claim,
-    "alpha": alpha,
-    "transfer": transfer,
-}
+CLAIMS: dict[str, Callable[[Study], Any]] = {"judge": judge, "claim": claim, "alpha": alpha, "transfer": transfer}
 
 
 def collect(work: Path, results: Path = RESULTS) -> dict[str, Any]:

@@ -53,11 +53,7 @@ def split_photos(train: list[Path], test: list[Path]) -> dict[str, list[Path]]:
 
 
 def halve_pictures(
-    files: list[Path],
-    folder: Path,
-    seeds: range,
-    filters: Sequence[Image.Resampling] = FILTERS,
-    stored: float = 0.5,
+    files: list[Path], folder: Path, seeds: range, filters: Sequence[Image.Resampling] = FILTERS, stored: float = 0.5
 ) -> None:
     """
     Pairs of pictures and their halves in folder/lq and folder/hq: shrunk by one of the filters, a share of them then

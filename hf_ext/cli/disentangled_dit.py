@@ -119,6 +119,12 @@ def precompute(data: str, out: Path, device: str | None, **given: Any) -> None:
 )
 @shown("--split", default="train", help="Split of the reference.")
 @click.option("--size", type=AT_LEAST_1, help="Crop the reference to centred squares of this side first.")
+@shown(
+    "--max-bad-examples",
+    type=click.FloatRange(0, 1),
+    default=0.001,
+    help="Share of the reference that may be unusable.",
+)
 @click.option("--kernel", is_flag=True, help="Also compute the kernel distance (KID).")
 @click.option("--keep", type=NEW_FILE, help="Write the statistics of the reference to this .npz file.")
 @shown("--batch-size", type=AT_LEAST_1, default=64, help="Pictures per batch.")
@@ -128,10 +134,10 @@ def score(pictures: str, reference: str | None, as_json: bool, **options: Any) -
     """Compute the FID, KID or CLIP score of PICTURES.
 
     FID and KID compare PICTURES with REFERENCE, by the features of --network; a classifier other than Inception gives
-    the same distance of its own features. Each is a folder, a file or a Hub id; REFERENCE can also be statistics that
-    --keep wrote with the same network. --clip compares pictures with the texts of their column `text`, which `hf-ext
-    sample` writes. Values from different numbers of pictures are not comparable. Processes of `accelerate launch -m
-    hf_ext_cli.main dit score ...` share the pictures.
+    the same distance of its own features. Each is a folder, a file or a Hub id, streamed as by `dit precompute`;
+    REFERENCE alone can also be statistics that --keep wrote with the same network. --clip compares pictures with the
+    texts of their column `text`, which `hf-ext sample` writes. Values from different numbers of pictures are not
+    comparable. Processes of `accelerate launch -m hf_ext_cli.main dit score ...` share the pictures, or the tar files.
 
     \b
     Examples:

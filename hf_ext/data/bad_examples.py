@@ -36,7 +36,8 @@ class BadExamples:
 
     def count_allowed(self, read: int) -> int:
         """The number of examples that may be bad once `read` were read."""
-        return int(self.share * (max(read, _LEAST_COUNT) if self.total is None else self.total))
+        # 0.29 * 100 is less than 29 by its last bit.
+        return int(round(self.share * (max(read, _LEAST_COUNT) if self.total is None else self.total), 9))
 
     def add(self, rows: list[dict[str, str]], read: int) -> None:
         """Lists new bad examples; raises `ValueError` if there are more than allowed."""

@@ -19,11 +19,10 @@ import datasets
 import numpy as np
 import torch
 from diffusers import ModelMixin
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from PIL import Image
 from pyarrow.parquet import read_metadata
 
-from hf_ext.data.bad_examples import describe_bad, name_bad
+from hf_ext.data.bad_examples import BadExamples, describe_bad
 from hf_ext.data.files import UNUSABLE, refuse_cut_tars
 from hf_ext.data.opening import find_files
 from hf_ext.distributed import Ranks, require_device
@@ -49,14 +48,12 @@ from .diffusion_data import (
 )
 from .diffusion_texts import ENCODER, NULL, SHAPE, SUFFIX, TextEncoder, read_captions
 from .precompute_settings import Precompute
-from .precompute_sources import Rows, Streams, open_pictures
+from .precompute_sources import Rows, Streams, name_unusable, open_pictures
 
 SETTINGS, BAD = "precompute.json", "bad_examples.jsonl"
 logger = logging.getLogger(__name__)
 # Settings that decide how the work is done, and no latent.
 FREE = ("batch_size", "workers", "max_bad_examples")
-# Pictures of data whose number is not known beforehand: the share of bad ones counts from so many on, until the end.
-_LEAST_COUNT = 1000
 # Columns of classes, in tables and in tar files.
 _CLASSES = {"label", "cls"}
 # Pictures that would be enlarged more, or of which more would be cut off, are bad ones.
@@ -206,9 +203,11 @@ class _Work:
         remove_leftovers(self.folder)
         counts = [self._count(part) for part in range(len(self.source.names))]
         wanted = {path for part, count in enumerate(counts) if count is not None for path in self._paths(part)}
-        for path in self.folder.iterdir():
-            if path.name.startswith(("train-", "read-", "taken-")) and path not in wanted:
-                path.unlink()
+        made = (path for path in self.folder.iterdir() if path.name.startswith(("train-", "read-", "taken-")))
+        for path in (old := [path for path in made if path not in wanted]):
+            path.unlink()
+        if again := sum(path.name.startswith("train-") for path in old):
+            logger.warning("%d files are made again: cut, of pictures that changed, or of another version", again)
         missing = [part for part, count in enumerate(counts) if count is None]
         # Whoever takes the last part keeps the others waiting: it should be a small one.
         return sorted(missing, key=lambda part: -self.source.weights[part]), sum(filter(None, counts))
@@ -257,12 +256,12 @@ class _Work:
         """The bad examples that are known; raises a ValueError where they are too many."""
         records = [read_json(path) for path in sorted(self.folder.glob("read-*.json"))]
         bad, read = [row for record in records for row in record["bad"]], sum(record["read"] for record in records)
-        count = self.source.count or (read if ended else max(read, _LEAST_COUNT))
+        count = self.source.count or (read if ended else None)
         if ended and len(bad) == count:
             raise DataError(f"none of the {count} examples of {self.settings.data['path']} can be used: give others.")
-        if len(bad) > int(self.settings.max_bad_examples * count):
+        if len(bad) > BadExamples(self.settings.max_bad_examples, count).count_allowed(read):
             raise ValueError(
-                f"{len(bad)} of {count} examples cannot be used, more than max_bad_examples "
+                f"{len(bad)} of {count or read} examples cannot be used, more than max_bad_examples "
                 f"{self.settings.max_bad_examples:g} allows; one of them: {describe_bad(bad[-1])} Remove those in "
                 f"{self.folder}/read-*.json from the data, or allow a larger share; finished work is kept."
             )
@@ -331,10 +330,7 @@ class _Work:
                 if other[name] in (None, -1):
                     raise ValueError(f"it has no class in {name!r}, which others have")
         except UNUSABLE as error:
-            if isinstance(error, HfHubHTTPError) and not isinstance(error, EntryNotFoundError):
-                # Not the picture's fault: the same call goes on later.
-                raise
-            return name_bad(str(number), self.source.find_file(number), error.__cause__ or error)
+            return name_unusable(self.source, number, error)
         return number, other, view
 
     @torch.no_grad()

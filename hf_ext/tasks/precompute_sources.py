@@ -1,7 +1,8 @@
 """Pictures that `precompute` encodes, in parts that are read, and made again, one by one: rows of a data set or files.
 
 Rows are dealt to parts by their content (file name, size, ends of the file, other columns), and the key of a part is a
-hash of them all: where one is removed, added or changed, its part alone is made again. Local tar files, and tar and
+hash of them all, of the times of their files and of embedded bytes: where one is removed, added or changed, its part
+alone is made again. Local tar files, and tar and
 parquet files of the Hub, are read from their beginning to their end, and nothing is copied: each is a part, whose key
 is a hash of its name and of what changes with its content.
 """
@@ -21,13 +22,15 @@ from typing import Any
 import datasets
 import pyarrow.compute as pc
 from huggingface_hub import HfApi, HfFileSystem
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
-from hf_ext.data.bad_examples import decode_row, find_example_file, find_row_file, read_example
+from hf_ext.data.bad_examples import decode_row, find_example_file, find_row_file, name_bad, read_example
 from hf_ext.data.builders import read_tar
 from hf_ext.data.camera_pictures import IMAGE_SUFFIXES
 from hf_ext.data.files import UNUSABLE, count_examples, find_tars
 from hf_ext.data.opening import find_files, open_source
 from hf_ext.data.source import DataSource
+from hf_ext.distributed import Ranks
 from hf_ext.training.data import list_steps
 
 from ..errors import DataError
@@ -38,6 +41,8 @@ _ENDS = 4096
 _HUB, _LOOKED_UP = "hf://datasets/", 500
 # The number of an example, and what reads it: the hash that place and mirroring follow from, and all columns.
 Example = tuple[int, Callable[[], tuple[str, dict[str, Any]]]]
+# Of one in the share of a process the part too, and what reads all columns.
+Share = tuple[tuple[int, int], Callable[[], dict[str, Any]]]
 
 
 class Rows:
@@ -67,6 +72,10 @@ class Rows:
 
     def _load(self, number: int) -> tuple[str, dict[str, Any]]:
         return self.digests[number], read_example(self.data, number)
+
+    def share(self, ranks: Ranks, image_column: str) -> Iterator[Share]:
+        for number in ranks.share([*range(len(self.data))]):
+            yield (0, number), partial(read_example, self.data, number)
 
     def find_file(self, number: int) -> str:
         return find_example_file(self.data, number)
@@ -135,6 +144,12 @@ class Streams:
         except (tarfile.TarError, *UNUSABLE) as error:
             raise DataError(f"{self.files[part]} cannot be read beyond example {len(self.places)}: {error}") from error
 
+    def share(self, ranks: Ranks, image_column: str) -> Iterator[Share]:
+        self.image_column = image_column
+        for part in ranks.share([*range(len(self.files))]):
+            for number, load in self.read(part):
+                yield (part, number), partial(lambda read: read()[1], load)
+
     def _decode(self, row: dict[str, Any], problem: str | None) -> tuple[str, dict[str, Any]]:
         if problem is not None:
             raise DataError(problem)
@@ -147,6 +162,13 @@ class Streams:
     def find_file(self, number: int) -> str:
         """The file, and the name in it, of an example of the part that is being read."""
         return self.places[number]
+
+
+def name_unusable(source: Rows | Streams, number: int, error: Exception) -> dict[str, str]:
+    """The line in the list of bad examples; what is not the picture's fault is raised: the call may go on later."""
+    if isinstance(error, HfHubHTTPError) and not isinstance(error, EntryNotFoundError):
+        raise error
+    return name_bad(str(number), source.find_file(number), error.__cause__ or error)
 
 
 def open_pictures(source: DataSource) -> Rows | Streams:
@@ -185,7 +207,8 @@ def _look_up(files: list[str]) -> list[tuple[int, str]]:
 
 
 def hash_rows(data: datasets.Dataset, image_column: str) -> list[str]:
-    """A hash of each row, of what can be read without decoding; equal rows are told apart by a count."""
+    """A hash of each row, of what can be read without decoding; equal rows are told apart by a count. After it stands
+    what else changes with the content, which moves no picture to another part, place or mirroring."""
     found: list[str] = []
     seen: Counter[str] = Counter()
     table = data.with_format("arrow")
@@ -196,10 +219,14 @@ def hash_rows(data: datasets.Dataset, image_column: str) -> list[str]:
         sizes = pc.binary_length(contents).to_pylist()
         others = rows.drop_columns([image_column]).to_pylist()
         heads, tails = (pc.binary_slice(contents, *ends).to_pylist() for ends in ((0, _ENDS), (-_ENDS,)))
-        for path, size, head, tail, other in zip(paths.to_pylist(), sizes, heads, tails, others, strict=True):
+        for path, content, size, head, tail, other in zip(
+            paths.to_pylist(), contents, sizes, heads, tails, others, strict=True
+        ):
+            version = "" if size is None else hashlib.sha256(content.as_buffer()).hexdigest()
             if size is None and path and os.path.isfile(path):
                 # An exchanged picture without compression has the same size.
-                size = os.path.getsize(path)
+                about = os.stat(path)
+                size, version = about.st_size, str(about.st_mtime_ns)
                 with open(path, "rb") as file:
                     head = file.read(_ENDS)
                     file.seek(max(0, size - _ENDS))
@@ -210,7 +237,7 @@ def hash_rows(data: datasets.Dataset, image_column: str) -> list[str]:
                 size = f"{path.partition('::')[0]} {archive.st_size} {archive.st_mtime_ns}"
             digest = _hash(path, size, head, tail, other)
             seen[digest] += 1
-            found.append(f"{digest}{seen[digest]}" if seen[digest] > 1 else digest)
+            found.append(f"{digest} {seen[digest]} {version}")
     return found
 
 

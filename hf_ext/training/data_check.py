@@ -5,7 +5,7 @@ from typing import Any
 import datasets
 import numpy as np
 
-from ..data.bad_examples import decode_row, describe_bad, name_bad
+from ..data.bad_examples import BadExamples, decode_row, describe_bad, name_bad
 from ..data.files import UNUSABLE
 from ..data.opening import open_source
 from ..data.splits import count_shared
@@ -51,7 +51,7 @@ def check_data(task: Task, arguments: TrainingArguments) -> list[dict[str, Any]]
                 "columns": sorted(features or []),
                 "bad": bad,
                 # As many a training leaves out.
-                "allowed": int(data.max_bad_examples * count) if is_training else 0,
+                "allowed": BadExamples(data.max_bad_examples, count).count_allowed(0) if is_training else 0,
                 # With the inputs of an example that is trained on.
                 "shared": count_shared(learned, rows) if can_share else 0,
             }

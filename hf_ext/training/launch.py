@@ -3,16 +3,15 @@
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..distributed import Ranks
-from ..errors import DONE, DataError, classify
+from ..errors import DataError, report
 from ..files import check_places
 from ..system import import_undisturbed
-from ..terminal import guarded_streams, is_verbose
+from ..terminal import guarded_streams
 
 # The libraries and the loop are imported where they are needed, which is after everything was read and checked.
 from .arguments import TrainingArguments, apply_overrides
@@ -123,15 +122,7 @@ def main(
         sys.stderr.write(f"{text}\n" if text else "")
         return getattr(stopped, "exit_code", 130)
     except Exception as error:
-        # One line for an expected error, and the traceback for a bug or on request.
-        shown = classify(error)
-        if shown is None:
-            raise
-        if is_verbose():
-            sys.stderr.write("".join(traceback.format_exception(error)))
-        if shown.exit_code != DONE:
-            sys.stderr.write(f"Error: {shown.message.strip()}\n")
-        return shown.exit_code
+        return report(error)
     return 0
 
 

@@ -435,13 +435,13 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """Timesteps that are left, and how many steps of the schedule they are; a strength leaves the first out."""
         scheduler, strength, name = self.scheduler, call.strength, type(self.scheduler).__name__
         count = self._count("num_inference_steps", call.num_inference_steps)
-        schedules = {"timesteps": self._plain(call.timesteps), "sigmas": self._plain(call.sigmas)}
-        given: dict[str, Any] = {option: value for option, value in schedules.items() if value is not None}
+        given = {it: value for it in ("timesteps", "sigmas") if (value := self._plain(getattr(call, it))) is not None}
         for option, value in given.items():
             real = isinstance(value, list) and all(isinstance(number, int | float) for number in value)
             # a scheduler would keep rising ones beyond this call
             if not real or not value or value != sorted(value, reverse=True):
                 raise ValueError(f"{option} is {value!r}; a list of falling numbers is needed.")
+            given[option] = np.array(value, float) if option == "sigmas" else value  # UniPC computes with it as it is
         if not given.keys() <= inspect.signature(scheduler.set_timesteps).parameters.keys() or len(given) > 1:
             raise ValueError(f"{name} does not take {' and '.join(given)}; leave one or both out.")
         with self._scheduler_named(len(*given.values()) if given else count):

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
@@ -95,7 +96,7 @@ def test_jobs_of_slurm_wait_for_what_they_need(reproduce, tmp_path, capsys):
     assert (tmp_path / "data" / "ILSVRC--imagenet-1k.complete").read_text() == "complete\n"
 
 
-def test_what_cannot_be_reproduced_is_refused(reproduce, tmp_path):
+def test_what_cannot_be_reproduced_is_refused(reproduce, load_peers, tmp_path, monkeypatch, capsys):
     for words, kind, named in (
         (["tables"], UsageError, "architectures"),
         (["padding", "--processes", "-1"], UsageError, "-1"),
@@ -103,9 +104,58 @@ def test_what_cannot_be_reproduced_is_refused(reproduce, tmp_path):
     ):
         with refused(kind, named):
             reproduce.reproduce([words[0], str(tmp_path), *words[1:]])
+    for script, *words in (
+        ("paper/reproduce.py", "tables", tmp_path),
+        ("paper/parts.py", "drift", tmp_path, tmp_path),
+        ("paper/parts.py", "prompts", tmp_path / "nowhere", "text", "1", "train"),
+        ("controls.py", tmp_path / "nowhere"),
+        ("distill.py", "score", "nobody", "nowhere", "--data", tmp_path),
+    ):
+        # A line, and no traceback.
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+            patch.setattr(sys, "argv", [script, *map(str, words)])
+            runpy.run_path(str(PAPER.parent / script), run_name="__main__")
+        said = capsys.readouterr().err.splitlines()
+        assert ended.value.code == 2 and said[-1].startswith("Error: ") and "Traceback" not in str(said), script
     (tmp_path / "own.yaml").write_text("cc12m: {batch: 1}")
     with refused(UsageError, "cc12m-256"):
         reproduce.reproduce(["padding", str(tmp_path), "--with", str(tmp_path / "own.yaml")])
+
+
+# What is there of a row, and a change of its recipe that the next command is given.
+HELD = [
+    ([], "train: {learning_rate: 1.0}, batch: 768, samples: {fid: {steps: 9}}, score: {network: other.pt}", None),
+    (["run"], "samples: {fid: {steps: 9}}, score: {network: other.pt, clip: a/b}", None),
+    (["run"], "train: {per_device_train_batch_size: 4, data: {num_workers: 1}}", None),
+    (["run"], "train: {learning_rate: 1.0}", "run"),
+    (["run"], "batch: 768", "run"),
+    (["run"], "latents: {posterior: false}", "run"),
+    (["run", "fid"], "samples: {fid: {batch-size: 1, device: cpu}}, score: {network: other.pt}", None),
+    (["run", "fid"], "samples: {fid: {steps: 9}}", "fid"),
+    # Pictures of another model, although that is no longer there.
+    (["fid"], "train: {learning_rate: 1.0}", "fid"),
+    (["run", "fid", "fid.json"], "score: {batch-size: 1, device: cpu, clip: a/b, max-bad-examples: 0.1}", None),
+    (["run", "fid", "fid.json"], "score: {network: other.pt}", "fid.json"),
+    (["fid.json"], "samples: {fid: {steps: 9}}", "fid.json"),
+]
+
+
+@pytest.mark.parametrize(("there", "change", "refused_for"), HELD)
+def test_what_is_there_of_a_row_is_held_to_its_recipe(reproduce, tmp_path, there, change, refused_for):
+    words, own = ["schedule", str(tmp_path / "work"), "--with"], tmp_path / "own.yaml"
+    own.write_text("all: {}")
+    assert reproduce.reproduce([*words, str(own)]) == 0
+    row = tmp_path / "work" / "rows" / "schedule" / "1-same"
+    for name in there:
+        (row / name).write_text("{}") if "." in name else (row / name).mkdir(parents=True)
+    assert reproduce.reproduce([*words, str(own)]) == 0
+    own.write_text(f"schedule/1-same: {{{change}}}")
+    with contextlib.nullcontext() if refused_for is None else refused(OtherRun, row / refused_for):
+        assert reproduce.reproduce([*words, str(own)]) == 0
+    # The advice: without them anything may change.
+    for path in (row / name for name in there):
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert reproduce.reproduce([*words, str(own)]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +254,10 @@ def test_every_row_of_a_table_comes_to_its_end(reproduce, load_peers, load, stan
     assert done == planned
     capsys.readouterr()
     assert reproduce.reproduce([*words, str(stand_ins / "own.yaml")]) == 0 and not capsys.readouterr().out.strip()
+    own = read_yaml(stand_ins / "own.yaml")
+    own["all"]["score"]["batch-size"] = own["all"]["latents"]["batch-size"] = 3
+    (stand_ins / "changed.yaml").write_text(json.dumps(own))
+    assert reproduce.reproduce([*words, str(stand_ins / "changed.yaml")]) == 0 and not capsys.readouterr().out.strip()
     (stand_ins / "changed.yaml").write_text("all: {train: {learning_rate: 1.0}}")
     with refused(OtherRun, "recipe"):
         reproduce.reproduce([*words, str(stand_ins / "changed.yaml")])

@@ -401,9 +401,17 @@ def test_timesteps_and_sigmas_are_the_callers():
         return pipeline(class_labels=0, callback_on_step_end=note, **options).images
 
     flow, euler = FlowMatchEulerDiscreteScheduler(), EulerDiscreteScheduler()
-    images = draw(flow, "flow_prediction", sigmas=[1.0, 0.5, 0.1])
+    draw(flow, "flow_prediction", sigmas=[1.0, 0.5, 0.1])
     assert seen == [1000, 500, pytest.approx(100)]
-    torch.testing.assert_close(images, draw(flow, "flow_prediction", sigmas=np.array([1.0, 0.5, 0.1])))
+    solver = make_scheduler("UniPCMultistepScheduler", "flow_prediction")
+    for scheduler, kind in ((flow, "flow_prediction"), (solver, "flow_prediction"), (euler, "epsilon")):
+        # Those that it takes itself, Euler with the end, give the same picture, whatever holds them.
+        images = draw(scheduler, kind, num_inference_steps=20)
+        levels = scheduler.sigmas[: 20 + (scheduler is euler)].clone()
+        for hold in (torch.Tensor.tolist, torch.Tensor.numpy, torch.clone, tuple):
+            found = draw(scheduler, kind, sigmas=hold(levels))
+            torch.testing.assert_close(found, images, atol=1e-3, rtol=1e-3)
+            assert len(seen) == 20
     draw(DDPMScheduler(clip_sample=False), "epsilon", timesteps=[900, 300])
     assert seen == [900, 300]
     with pytest.raises(ValueError, match="DDIMScheduler does not take timesteps; leave"):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import datasets
 import numpy as np
@@ -106,6 +107,11 @@ def settings(pictures: Path, vae: Path, **changes) -> Precompute:
 
 def rows_of(folder: Path) -> datasets.Dataset:
     return datasets.load_dataset(str(folder), split="train")
+
+
+def nothing_copied():
+    """A block in which `datasets` must not copy what it reads."""
+    return mock.patch.object(datasets.DatasetBuilder, "download_and_prepare", side_effect=AssertionError("copied"))
 
 
 def write_judge(folder: Path) -> str:

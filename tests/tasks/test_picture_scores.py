@@ -1,5 +1,7 @@
 """Distances of folders of pictures: those of all features at once, from files, statistics and batches."""
 
+import contextlib
+import gc
 import hashlib
 import io
 import json
@@ -9,6 +11,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from hf_ext.distributed import Ranks
 from hf_ext.errors import DataError, MissingColumn, UsageError
 from hf_ext.metrics import ClassifierFeatures, CLIPScores, frechet_distance, kernel_distance_of_subsets
 from hf_ext.tasks import picture_scores
@@ -21,7 +24,7 @@ from tests.kit.pictures import encode
 from tests.kit.refusals import refused
 from tests.kit.scorers import write_clip, write_inception
 
-from .diffusion_testing import write_judge
+from .diffusion_testing import nothing_copied, write_judge
 
 
 def write_noise(folder, seed: int, count: int) -> np.ndarray:
@@ -113,6 +116,51 @@ def test_a_set_that_cannot_be_scored_is_named(tmp_path, wrong, place):
     assert sets[place] in told and "Set --" not in told
 
 
+SOUND = {"png": {}, "bmp": {}, "webp": {"lossless": True}, "tiff": {}}
+BROKEN = {"cut": lambda content: content[:60], "empty": lambda _: b"", "page": lambda _: b"<html>404</html>"}
+
+
+# Pillow leaves the file of a picture that is cut off open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("endings", [["png"], ["png", "webp"], ["bmp", "tiff", "webp"]])
+@pytest.mark.parametrize("form", ["folder", "tars"])
+def test_bad_pictures_of_the_reference_are_left_out_named_and_counted(tmp_path, form, endings, caplog):
+    """Whatever their endings; of tar files also those without a picture. Of the pictures none may be bad."""
+    images, judge, bad = write_noise(tmp_path / "made", 0, 12), write_judge(tmp_path / "judge"), {}
+    files: dict[str, dict[str, bytes]] = {}
+    for number, image in enumerate(images):
+        ending = endings[number % len(endings)]
+        files[f"{number:03d}"] = {ending: encode(image, ending.upper(), **SOUND[ending])}
+    for name, spoil in BROKEN.items():
+        bad[name] = {endings[0]: spoil(files["000"][endings[0]])}
+    if form == "folder":
+        named = {f"{name}.{end}": content for name, held in (files | bad).items() for end, content in held.items()}
+        place = write_files(tmp_path / "web", named)
+    else:
+        bad["none"] = {"txt": b"a cat"}
+        rows = [(name, {"txt": b"a hen", **held}) for name, held in (files | bad).items()]
+        place = tmp_path / "*.tar"
+        write_tar(tmp_path / "0.tar", rows[:9]), write_tar(tmp_path / "1.tar", rows[9:])
+    words = [tmp_path / "made", place, "--network", judge, "--device", "cpu", "--batch-size", 5]
+    with nothing_copied() if form == "tars" else contextlib.nullcontext():
+        opened = picture_scores.Pictures(str(place), "train", Ranks(), 0.9)
+        statistics, _ = picture_scores.see(opened, ClassifierFeatures(judge), "reference")
+        assert statistics.count == 12 and len(opened.bad) == len(bad)
+    found = json.loads(run("dit", "score", *words, "--max-bad-examples", 0.5, "--json").stdout)
+    counts = found.pop("pictures"), found.pop("reference_pictures"), found.pop("reference_pictures_left_out")
+    assert counts == (12, 12, len(bad)) and found == {"feature_distance": pytest.approx(0, abs=1e-6)}
+    assert all(any(name in record.message for record in caplog.records) for name in bad)
+    share = (len(bad) - 0.5) / (12 + len(bad))
+    with refused(DataError, str(place), "max_bad_examples"):
+        score(tmp_path / "made", place, judge, max_bad_examples=share, device="cpu")
+    with refused(DataError, str(place)):
+        score(place, tmp_path / "made", judge, max_bad_examples=1.0, device="cpu")
+    with refused(UsageError, "real.npz"):
+        score(tmp_path / "real.npz", place, judge, device="cpu")
+    # Here, where the warning is ignored.
+    gc.collect()
+
+
 @pytest.mark.slow
 def test_pictures_of_the_reference_are_cut_as_a_training_cuts_them(tmp_path):
     # Beside the middle square there is something else, of another width in each.
@@ -133,10 +181,11 @@ def test_features_for_the_kernel_distance_are_bounded_and_drawn_at_random(tmp_pa
     monkeypatch.setattr(picture_scores, "KEPT", 5)
     network = ClassifierFeatures(write_judge(tmp_path / "judge"), batch_size=3)
     features = network(write_noise(tmp_path / "made", 0, 11))
-    statistics, seen = picture_scores.see(str(tmp_path / "made"), "train", network, picture_scores.Ranks(), "pictures")
-    chosen = sorted(np.random.default_rng(0).permutation(11)[:5])
+    pictures = picture_scores.Pictures(str(tmp_path / "made"), "train", Ranks())
+    statistics, seen = picture_scores.see(pictures, network, "pictures")
+    chosen = sorted(sorted(range(11), key=lambda number: hashlib.sha256(f"(0, {number})".encode()).digest())[:5])
     np.testing.assert_allclose(seen, features[chosen], atol=1e-5 * np.abs(features).max())
-    assert statistics.count == 11
+    assert statistics.count == 11 and chosen != [*range(5)]
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import shutil
 import sys
 import tarfile
 from pathlib import Path
-from unittest import mock
 
 import datasets
 import numpy as np
@@ -34,7 +33,17 @@ from tests.kit.killing import killed
 from tests.kit.models import assert_same_answers
 from tests.kit.refusals import refused
 
-from .diffusion_testing import MODEL, losses, make_arguments, pack_tars, rows_of, run, settings, write_pictures
+from .diffusion_testing import (
+    MODEL,
+    losses,
+    make_arguments,
+    nothing_copied,
+    pack_tars,
+    rows_of,
+    run,
+    settings,
+    write_pictures,
+)
 from .test_precompute_campaign import BAD, encode, png
 
 # Tall, square and wide, several of each.
@@ -85,11 +94,6 @@ def test_buckets_follow_the_pictures_and_are_not_streamed(tmp_path, pictures, va
         run(make_arguments(tmp_path / "stream", out, True, task={"image_size": 16, "vae": str(vae)}))
 
 
-def nothing_copied():
-    """A block in which `datasets` must not copy what it reads."""
-    return mock.patch.object(datasets.DatasetBuilder, "download_and_prepare", side_effect=AssertionError("copied"))
-
-
 @pytest.mark.parametrize("call", [(module, "cut_view", 5), (module.os, "replace", 3)], ids=["shard", "rename"])
 def test_work_goes_on_after_a_kill_and_ends_with_the_same_files(tmp_path, pictures, vae, monkeypatch, call):
     whole = precompute(settings(pictures, vae), tmp_path / "whole")
@@ -129,17 +133,6 @@ def test_work_of_exchanged_pictures_is_made_anew(tmp_path, pictures, vae):
     out, whole = (precompute(settings(pictures, vae), tmp_path / name) for name in ("out", "whole"))
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in whole.iterdir())
     assert sorted(rows_of(out)["original_size"]) == sorted(list(size) for size in SIZES)
-
-
-@pytest.mark.parametrize("ending", ["bmp", "ppm", "tif"])
-def test_an_exchanged_file_of_the_same_size_has_another_hash(tmp_path, ending):
-    found = []
-    for value in (0, 200):
-        for name in "ab":
-            Image.new("RGB", (16, 16), (value, 0, 0)).save(tmp_path / f"{name}.{ending}")
-        data = datasets.Dataset.from_dict({"image": [str(tmp_path / f"{name}.{ending}") for name in "ab"]})
-        found += sources.hash_rows(data.cast_column("image", datasets.Image()), "image")
-    assert len(set(found)) == 4
 
 
 @pytest.mark.parametrize("changes", [{"bucket_step": 0}, {"max_ratio": float("nan")}, {"max_ratio": float("inf")}])

@@ -10,14 +10,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import datasets
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
+from hf_ext.tasks import precompute as module
 from hf_ext.tasks.diffusion_data import Crops, cut_view, load_autoencoder, read_row, to_pixels, unpack_row, write_tar
 from hf_ext.tasks.precompute import precompute
+from tests.kit.killing import killed
 from tests.kit.models import assert_same_answers
 from tests.kit.pictures import encode
 
@@ -122,6 +126,47 @@ def test_five_kills_and_two_hundred_bad_pictures_leave_the_right_latents(tmp_pat
         assert_same_answers(latent.half(), expected.half(), name)
         assert rows[name]["cls"] == int(name) % 10
         assert all(np.array_equal(controls[key], value) for key, value in view.controls.items())
+
+
+@pytest.mark.parametrize("form", ["bmp", "ppm", "tif", "arrow"])
+def test_edited_pictures_of_the_same_size_are_encoded_again_and_no_others(tmp_path, vae, form, caplog):
+    """Retouched in the middle, or exchanged: of one of them the ends of the file stay."""
+    pictures = np.random.default_rng(0).integers(256, size=(8, 64, 96, 3), dtype=np.uint8)
+    (tmp_path / "photos").mkdir()
+    ending = "bmp" if form == "arrow" else form
+
+    def write(numbers):
+        for number in numbers:
+            Image.fromarray(pictures[number]).save(tmp_path / "photos" / f"{number}.{ending}")
+        paths = sorted((tmp_path / "photos").iterdir())
+        if form == "arrow":
+            rows = {"image": [{"path": path.name, "bytes": path.read_bytes()} for path in paths], "n": [*range(8)]}
+            kinds = datasets.Features({"image": datasets.Image(), "n": datasets.Value("int64")})
+            datasets.Dataset.from_dict(rows, features=kinds).to_parquet(str(tmp_path / "rows.parquet"))
+        return tmp_path / "rows.parquet" if form == "arrow" else tmp_path / "photos"
+
+    def encoded(name):
+        return tools.rows_of(precompute(tools.settings(place, vae, shard_size=1), tmp_path / name)).to_pandas()
+
+    place = write(range(8))
+    whole = encoded("whole")
+    with killed((module._Work, "finish"), after=0):
+        encoded("out")
+    done = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out.partial").glob("train-*")}
+    pictures[2, 24:40] = 0
+    pictures[5] = 255 - pictures[5]
+    write([2, 5])
+    found, again = encoded("out"), encoded("again")
+    pd.testing.assert_frame_equal(found, again)
+    assert len(found) == 8 and "made again" in caplog.text
+    kept = {path.name for path in (tmp_path / "out").glob("train-*") if done.get(path.name) == path.stat().st_mtime_ns}
+    # Those in a part with an edited one are encoded too; place and mirroring stay, of the retouched one too.
+    assert len(kept) >= 5
+    controls = ["original_size", "target_size", "crop", "flip", "latent"]
+    before, after = ({str(row[controls].tolist()) for _, row in rows.iterrows()} for rows in (whole, found))
+    assert len(before & after) == 6
+    places = ({str(row[controls[:-1]].tolist()) for _, row in rows.iterrows()} for rows in (whole, found))
+    assert len(set.difference(*places)) <= 1
 
 
 def test_a_turned_picture_goes_into_the_bucket_that_it_is_shown_in(tmp_path, vae, caplog):

@@ -130,6 +130,20 @@ def test_data_check_reads_everything_once_and_tells(tmp_path, broken, streaming)
     assert "12 examples of" in said and "2 cannot be used. example 4" in said
 
 
+# The plain product of some is a little less than the whole number.
+@pytest.mark.parametrize(
+    ("share", "total", "allowed"),
+    [(0.29, 100, 29), (0.57, 100, 57), (0.0012, 20000, 24), (0.009, 12000, 108), (0.0096, 5000, 48), (0.3, 10, 3)]
+    + [(0.299, 10, 2), (0.001, 1999, 1), (0.0, 9, 0), (1.0, 7, 7), (0.29, None, 290)],
+)
+def test_a_share_allows_as_many_as_it_says(share, total, allowed):
+    bad = BadExamples(share, total)
+    assert bad.count_allowed(5) == allowed
+    bad.add([name_bad(str(number), "", ValueError("broken")) for number in range(allowed)], 5)
+    with refused(DataError, f"{share:g}"):
+        bad.add([name_bad("x", "", ValueError("broken"))], 5)
+
+
 def test_a_list_that_was_cut_off_is_mended(tmp_path):
     file, rows = tmp_path / "bad_examples.jsonl", [name_bad(str(row), "", ValueError("broken")) for row in range(3)]
     bad = BadExamples(1.0, 10, file)

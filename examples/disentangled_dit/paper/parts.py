@@ -13,7 +13,7 @@ from PIL import Image
 
 from hf_ext.data.opening import open_source
 from hf_ext.data.source import DataSource
-from hf_ext.errors import DataError
+from hf_ext.errors import DataError, run_script
 from hf_ext.tasks.diffusion_texts import read_captions
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -56,4 +56,4 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_script(lambda: main(sys.argv[1:]))

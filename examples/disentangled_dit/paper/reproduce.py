@@ -21,7 +21,7 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 
-from hf_ext.errors import DataError, UsageError
+from hf_ext.errors import DataError, UsageError, run_script
 from hf_ext.files import read_json, whole_file, write_json
 from hf_ext.settings import build, read_yaml, refuse_unknown
 
@@ -39,6 +39,8 @@ DOWNLOAD = ("hf", "download")
 # Processes of slurm.sh.
 NODES = 16
 OURS = "ours"
+# Options that decide how the work is done, and no result.
+FREE = {"batch-size", "device", "workers", "max-bad-examples", "per_device_train_batch_size", "num_workers", "measure"}
 # Numbers of a score that a table shows.
 SHOWN = ("fid", "feature_distance", "clip_score", "content_distance", "detail_distance")
 
@@ -141,6 +143,11 @@ def words_of(options: dict[str, Any]) -> list[str]:
     return words
 
 
+def lasting(value: Any) -> Any:
+    """Settings without those that change no result."""
+    return {name: lasting(it) for name, it in value.items() if name not in FREE} if isinstance(value, dict) else value
+
+
 def digest(*values: Any) -> str:
     """Eight characters that stand for settings."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
@@ -164,15 +171,15 @@ class Plan:
             raise UsageError(f"the step {name!r} would be done in two ways; the rows must agree about it.")
         return name
 
-    def folder(self, name: str) -> Path:
-        """The folder of a row, whose recipe must stay as it was begun."""
-        folder = self.work / "rows" / name
-        # Here, as what it imports takes seconds.
-        from hf_ext.tasks.precompute import keep_settings
+    def keep(self, place: Path, **settings: Any) -> Path:
+        """Notes the settings of a training, of pictures or of a score, which must stay once it is there."""
+        from hf_ext.tasks.precompute import keep_settings  # here, as what it imports takes seconds
 
-        folder.mkdir(parents=True, exist_ok=True)
-        keep_settings(folder / "recipe.json", asdict(self.recipe(name)), f"{folder} was begun by another recipe")
-        return folder
+        noted = place.with_name(f"{place.name}.recipe")
+        if not place.exists():
+            noted.unlink(missing_ok=True)
+        keep_settings(noted, settings, f"{place} was made by another recipe")
+        return place
 
     def data(self, source: dict[str, Any]) -> tuple[str, list[str]]:
         """A data set, and the download that it needs."""
@@ -187,17 +194,23 @@ class Plan:
     def latents(self, row: Recipe) -> tuple[Path, list[str]]:
         """Latents of a row's data."""
         data, needs = self.data(row.data)
-        options = ["--split", row.data["split"], *words_of(row.latents)]
-        out = self.work / "latents" / f"{Path(data).name}-{row.latents['size']}-{digest(data, options)}"
+        kept, options = (["--split", row.data["split"], *words_of(of)] for of in (lasting(row.latents), row.latents))
+        out = self.work / "latents" / f"{Path(data).name}-{row.latents['size']}-{digest(data, kept)}"
         words = ["dit", "precompute", data, out, *options]
         return out, [self.add(f"latents {out.name}", COMMAND, words, out.is_dir(), needs, shared=True)]
+
+    def training(self, name: str) -> dict[str, Any]:
+        """The settings that a row's model follows from."""
+        found = {**lasting(asdict(self.recipe(name))), "samples": None, "score": None, "drift": None}
+        return found | {key: found[key] and digest(self.training(found[key])) for key in ("start", "trained")}
 
     def snapshot(self, name: str) -> tuple[Path, list[str]]:
         """The model of a row, and its training or that of the row that it is taken from."""
         row = self.recipe(name)
         if row.trained is not None:
             return self.snapshot(row.trained)
-        folder, (latents, needs) = self.folder(name), self.latents(row)
+        folder, (latents, needs) = self.work / "rows" / name, self.latents(row)
+        self.keep(folder / "run", **self.training(name))
         share = self.processes * row.train["per_device_train_batch_size"]
         if row.batch % share:
             raise DataError(f"{name}: batch {row.batch} is no multiple of {share}, what {self.processes} see at once.")
@@ -220,23 +233,24 @@ class Plan:
 
     def row(self, name: str) -> None:
         """All steps of a row."""
-        row, folder, (snapshot, trained) = self.recipe(name), self.folder(name), self.snapshot(name)
-        drawn: dict[str, list[str]] = {}
+        row, folder, (snapshot, trained) = self.recipe(name), self.work / "rows" / name, self.snapshot(name)
+        drawn, followed = dict[str, list[str]](), dict[str, str]()
         for kind, entry in row.samples.items():
             options, needs = dict(entry), list(trained)
             prompts, measure = options.pop("prompts", None), options.pop("measure", [])
             if prompts is not None:
                 texts, more = self.prompts(row, prompts, options["count"])
                 options, needs = {**options, "prompts": str(texts)}, [*needs, *more]
-            out = folder / kind
+            followed[kind] = digest(about := {"training": digest(self.training(name)), **lasting(entry)})
+            out = self.keep(folder / kind, **about)
             program, words = COMMAND if self.peer(name) == OURS else PEERS, words_of(options)
             lines, words = out / "metadata.jsonl", ["sample", snapshot, "--out", out, *words]
             done = lines.is_file() and len(lines.read_text(encoding="utf-8").splitlines()) >= options["count"]
             drawn[kind] = [self.add(f"sample {name} {kind}", program, words, done, needs, shared=True)]
             if measure:
-                self.score(row, f"{name} {kind}", out, measure, drawn[kind])
+                self.score(row, f"{name} {kind}", out, measure, drawn[kind], followed[kind])
         if row.drift:
-            out = folder / "drift.json"
+            out = self.keep(folder / "drift.json", **{kind: followed[kind] for kind in row.drift})
             words = ["drift", *(folder / kind for kind in row.drift)]
             needs = [step for kind in row.drift for step in drawn[kind]]
             self.add(f"score {name} drift", PARTS, words, out.is_file(), needs, out=out)
@@ -249,13 +263,15 @@ class Plan:
         words = ["prompts", data, source["column"], count, source.get("split", "train")]
         return out, [self.add(f"prompts {out.name}", PARTS, words, out.is_file(), needs, out=out)]
 
-    def score(self, row: Recipe, name: str, pictures: Path, measure: list[str], needs: list[str]) -> None:
+    def score(self, row: Recipe, name: str, pictures: Path, measure: list[str], needs: list[str], about: str) -> None:
         """The scores of a set of pictures; the statistics of the real ones are made once, by the first."""
-        options, words = dict(row.score), ["dit", "score", pictures]
-        clip, out = options.pop("clip", None), pictures.with_suffix(".json")
+        options = {"max-bad-examples": row.latents.get("max-bad-examples", 0.001), **row.score}
+        clip, words = options.pop("clip", None), ["dit", "score", pictures]
+        asked = {"clip": clip if "clip" in measure else None, **(lasting(options) if "fid" in measure else {})}
+        out = self.keep(pictures.with_suffix(".json"), pictures=about, **asked)
         if "fid" in measure:
             data, more = self.data(row.data)
-            real = self.work / "real" / f"{Path(data).name}-{digest(data, options)}.npz"
+            real = self.work / "real" / f"{Path(data).name}-{digest(data, lasting(options))}.npz"
             if real.is_file() or real in self.kept:
                 words += [real, "--network", options["network"]]
                 more = [] if real.is_file() else [self.kept[real]]
@@ -296,7 +312,7 @@ def collect(plan: Plan, rows: list[str]) -> str:
             found = {"parameters": f"{count_parameters(snapshot / 'transformer'):,}", "steps": f"{told['steps']:,}"}
             found |= {"pictures seen": f"{told['samples']:,}", "commit": str(told["commit"])[:12]}
         for kind in [*plan.recipe(name).samples, "drift"]:
-            if (path := plan.folder(name) / f"{kind}.json").is_file():
+            if (path := plan.work / "rows" / name / f"{kind}.json").is_file():
                 measured = read_json(path)
                 found |= {f"{kind}: {key}": f"{measured[key]:.4g}" for key in SHOWN if key in measured}
         scores[name] = found
@@ -362,4 +378,4 @@ def reproduce(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(reproduce())
+    run_script(reproduce)

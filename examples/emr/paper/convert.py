@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
 
 from hf_ext.emr.building import model_class
+from hf_ext.errors import run_script
 from hf_ext.files import whole_file, whole_folder
 
 # How the code of TIES-Merging names the vectors of (IA)³.
@@ -76,4 +77,4 @@ def convert_tensors(source: Path, out: Path, base: str | None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -37,6 +37,7 @@ from hf_ext.answers.classifying import load_head, load_reader
 from hf_ext.data.opening import open_source
 from hf_ext.emr.artifact import read_tasks
 from hf_ext.emr.weights import task_checkpoint
+from hf_ext.errors import run_script
 from hf_ext.files import read_json, write_json
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.settings import build, read_yaml
@@ -264,4 +265,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)
