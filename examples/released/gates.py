@@ -82,7 +82,7 @@ def check_clipped(model: SemanIRForImageRestoration) -> list[tuple[str, float, f
 
 
 def check_harm(model: SemanIRForImageRestoration) -> list[tuple[str, float, float]]:
-    """Photographs that are nearly clean, and have no grid of JPEG, as they are halved: the worst of three."""
+    """Photographs that are nearly clean, and have no grid of JPEG, as they are halved: the worst of five."""
     damages = {
         "clean": lambda clean: clean,
         **{f"JPEG {quality}": lambda clean, quality=quality: jpeg(clean, quality) for quality in (85, 95)},
@@ -100,7 +100,7 @@ def check_harm(model: SemanIRForImageRestoration) -> list[tuple[str, float, floa
 
 
 def _photographs(channels: int) -> Iterator[np.ndarray]:
-    for name in ("astronaut", "chelsea", "coffee"):
+    for name in ("astronaut", "chelsea", "coffee", "brick", "cell"):
         whole = Image.fromarray(getattr(skimage.data, name)()).convert("RGB" if channels == 3 else "L")
         half = whole.resize((whole.width // 2, whole.height // 2), Image.Resampling.LANCZOS)
         yield np.atleast_3d(np.asarray(half))

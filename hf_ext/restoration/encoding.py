@@ -104,7 +104,8 @@ def encode_frames(
         say(line)
     space = (first.icc_profile or b"")[16:20]
     # A profile is written if it is one of the colours that are written. A WebP is always RGB.
-    grey = first.pixels.shape[-1] <= 2 and format != "WEBP"
+    on_colour = format == "JPEG" and len(set(encoding.background)) > 1 and to_8_bits(first.pixels[..., 1:]) < 255
+    grey = first.pixels.shape[-1] <= 2 - np.any(on_colour) and format != "WEBP"
     if space in (b"CMYK", b"Lab ") or (space == b"GRAY" and not grey):
         say(f"the colour profile is of {space.decode().strip()}, which {format} does not have here: it was dropped")
         first = first._replace(icc_profile=None)

@@ -22,6 +22,8 @@ from transformers.utils import logging
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 # The most of a picture in [0, 1]: noise may exceed white and black a little.
 _MOST = 4
+# Beside an alpha so many times as large, so many pixels away, a pixel is hidden.
+_FAINT, _REACH = 12, 2
 
 
 def image_to_pixels(image: Image.Image) -> np.ndarray:
@@ -108,7 +110,7 @@ def to_unit(pixels: np.ndarray) -> np.ndarray:
 
 
 def _check_range(pixels: np.ndarray) -> None:
-    if pixels.size and (largest := max(pixels.max(), -pixels.min())) > _MOST:
+    if pixels.dtype.kind == "f" and pixels.size and (largest := max(pixels.max(), -pixels.min())) > _MOST:
         raise ValueError(f"An image of floats has values up to {largest:g}; give uint8, or floats in [0, 1].")
 
 
@@ -134,9 +136,21 @@ def spread_colours(colours: np.ndarray, seen: np.ndarray) -> np.ndarray:
     return np.where(seen, colours, coarse.astype(colours.dtype))
 
 
+def find_hidden(alpha: np.ndarray) -> np.ndarray:
+    """Pixels [H, W] that cannot be seen, or next to nothing of them beside their neighbours."""
+    own = torch.from_numpy(alpha.astype(np.float32))[None]
+    near = torch.nn.functional.max_pool2d(own, 2 * _REACH + 1, 1, _REACH)
+    return ((own <= 0) | (_FAINT * own < near))[0].numpy()
+
+
 def take_colours(pixels: np.ndarray) -> np.ndarray:
-    """Pixels without alpha; colours below full transparency are filled from their neighbours."""
-    return pixels if pixels.shape[-1] % 2 else spread_colours(pixels[..., :-1], pixels[..., -1:] > 0)
+    """Pixels without alpha; colours of those that are hidden are filled from their neighbours."""
+    if pixels.shape[-1] % 2:
+        return pixels
+    colours, alpha = pixels[..., :-1], pixels[..., -1:]
+    filled, hidden = spread_colours(colours, alpha > 0), find_hidden(alpha[..., 0])[..., None]
+    strong = alpha >= alpha.max() / _FAINT
+    return np.where(hidden, spread_colours(colours, strong), filled) if (alpha * hidden).any() else filled
 
 
 def as_picture(image: Any, wrong: type[ValueError] = ValueError) -> np.ndarray:
@@ -169,35 +183,32 @@ def restore_picture(pixels: np.ndarray, config: Any, restore: Callable[[np.ndarr
         packed = np.stack([mosaic[row::2, column::2] for row in (0, 1) for column in (0, 1)], axis=-1)
         return restore(packed[None])[0, :height, :width]
     colours = take_colours(picture)
-    if colours.shape[-1] == taken:
-        restored = restore(colours[None])[0]
-    elif (colours.shape[-1], taken) == (1, 3):
-        restored = restore(np.repeat(colours, 3, axis=-1)[None])[0]
+    if (colours.shape[-1], taken) in ((taken, taken), (1, 3)):
+        restored = restore(np.repeat(colours, taken // colours.shape[-1], axis=-1)[None])[0]
     elif (colours.shape[-1], taken) == (3, 1):
         restored = np.moveaxis(restore(np.moveaxis(colours, -1, 0)[..., None])[..., 0], 0, -1)
     else:
-        wanted = (
-            "a mosaic of 1 channel, or packed to 4" if config.demosaicks else "1 to 4" if taken in (1, 3) else taken
-        )
+        wanted = "1 (a mosaic) or 4 (packed)" if config.demosaicks else "1 to 4" if taken in (1, 3) else taken
         raise ValueError(f"the picture has {channels} channels; this model takes {wanted}, as the last axis.")
     return match_picture(restored, picture)
 
 
 def match_picture(restored: np.ndarray, picture: np.ndarray) -> np.ndarray:
     """Give restored colours [H, W, 1 or 3] what the picture [h, w, 1 to 4], in [0, 1], had beside them: grey stays
-    grey, alpha is kept and enlarged by itself. At the same size, colours below full transparency are the picture's
-    again."""
+    grey, alpha is kept and enlarged by itself. Hidden colours are the picture's again, by their part in a pixel."""
     if picture.shape[-1] <= 2 and restored.shape[-1] == 3:
         restored = (restored @ _LUMA)[..., None]
     if picture.shape[-1] % 2:
         return restored
-    alpha = picture[..., -1]
-    size = (restored.shape[1], restored.shape[0])
-    if size != alpha.shape[::-1]:
-        enlarged = Image.fromarray(np.ascontiguousarray(alpha)).resize(size, Image.Resampling.BICUBIC)
-        alpha = np.asarray(enlarged).clip(0, 1)
-    else:
-        restored = np.where(alpha[..., None] > 0, restored, picture[..., :-1])
+    own, alpha, hidden = picture[..., :-1], picture[..., -1], find_hidden(picture[..., -1])
+    part, size = np.float32(hidden)[..., None], restored.shape[:2]
+    if size != alpha.shape:
+        planes = (Image.fromarray(plane) for plane in (alpha, alpha * hidden))
+        alpha, faint = (np.asarray(plane.resize(size[::-1], Image.Resampling.BICUBIC)).clip(0, 1) for plane in planes)
+        part = (faint / np.maximum(alpha, 1e-6)).clip(0, 1)[..., None]
+        rows, columns = (np.arange(new) * old // new for new, old in zip(size, hidden.shape, strict=True))
+        own = spread_colours(own, picture[..., -1:] > 0)[rows][:, columns]
+    restored = part * own + (1 - part) * restored if part.any() else restored
     return np.concatenate([restored, alpha[..., None]], axis=-1)
 
 
@@ -340,8 +351,7 @@ class SemanIRImageProcessor(PilBackend):
         if do_rescale:
             images = [self._rescale_image(image, rescale_factor) for image in images]
         for image in images:
-            if image.dtype.kind == "f":
-                _check_range(image)
+            _check_range(image)
         sizes = sorted({image.shape[1:] for image in images})
         if do_pad:
             height, width = _padded_size(sizes, size_divisor)
@@ -360,10 +370,8 @@ class SemanIRImageProcessor(PilBackend):
             raise ValueError(f"An image of {image.dtype} is in [0, 1] already; set do_rescale=False.")
         # Floats may exceed white: noise is not always clipped.
         if image.dtype.kind in "iu" and (top * factor > 1 + 1e-6 or image.min() < 0):
-            raise ValueError(
-                f"An image of {image.dtype} has values from {image.min()} to {image.max()}, which `rescale_factor` "
-                f"{factor:g} does not bring to [0, 1]; give uint8, uint16, or a factor that does."
-            )
+            told = f"An image of {image.dtype} has values from {image.min()} to {image.max()}, which `rescale_factor`"
+            raise ValueError(f"{told} {factor:g} does not bring to [0, 1]; give uint8, uint16, or a factor that does.")
         return self.rescale(image, factor)
 
     def post_process_image_restoration(

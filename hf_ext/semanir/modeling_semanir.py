@@ -141,10 +141,8 @@ class SemanIRColumn(nn.Module):
         super().__init__()
         self.out_dim = config.embed_dim
         self.first_norm = SemanIRChannelNorm(config.embed_dim)
-        self.stages = nn.ModuleList(
-            SemanIRStage(config, index, config.embed_dim, depth, heads)
-            for index, (depth, heads) in enumerate(zip(config.depths, config.num_heads, strict=True))
-        )
+        stages = enumerate(zip(config.depths, config.num_heads, strict=True))
+        self.stages = nn.ModuleList(SemanIRStage(config, index, config.embed_dim, *sizes) for index, sizes in stages)
         self.last_norm = SemanIRChannelNorm(config.embed_dim)
         self.convolution = nn.Conv2d(config.embed_dim, config.embed_dim, 3, padding=1)
 
@@ -166,10 +164,8 @@ class SemanIRUShape(nn.Module):
         top = 0 if config.reduce_top_skip else 1
         self.out_dim = widths[top]
         self.first_norm = SemanIRChannelNorm(config.embed_dim)
-        self.down_stages = nn.ModuleList(
-            SemanIRStage(config, level, widths[level], config.depths[level], config.num_heads[level])
-            for level in range(levels)
-        )
+        stages = enumerate(zip(widths, config.depths, config.num_heads, strict=True))
+        self.down_stages = nn.ModuleList(SemanIRStage(config, level, *sizes) for level, sizes in stages)
         # Half the resolution and twice the channels, and back.
         strided = config.downsampling == "strided"
         self.downsamples = nn.ModuleList(
@@ -178,9 +174,7 @@ class SemanIRUShape(nn.Module):
             else nn.Sequential(nn.Conv2d(width, width // 2, 3, padding=1, bias=False), nn.PixelUnshuffle(2))
             for width in widths[:-1]
         )
-        self.upsamples = nn.ModuleList()
-        self.reductions = nn.ModuleList()
-        self.up_stages = nn.ModuleList()
+        self.upsamples, self.reductions, self.up_stages = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         for level in reversed(range(levels - 1)):
             source = level if level else top
             widen = nn.Conv2d(widths[level + 1], 2 * widths[level + 1], 3, padding=1, bias=strided)
@@ -381,9 +375,8 @@ class SemanIRModel(SemanIRPreTrainedModel):
             raise ValueError(f"`top_k` is {top_k!r}; give a whole number from 1 up, or None for {self.config.top_k}.")
         smallest, largest = self.config.top_k_range
         if not smallest <= top_k <= largest:
-            logger.warning_once(
-                f"`top_k` is {top_k}, but the model is trained with {smallest} to {largest}: quality may suffer."
-            )
+            told = f"`top_k` is {top_k}, but the model is trained with {smallest} to {largest}"
+            logger.warning_once(f"{told}: quality may suffer.")
         return top_k
 
     def find_runner(self, maps: Tensor, output_hidden_states: bool) -> Any:
@@ -535,6 +528,5 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
         if (base := self._base(pixel_values)) is not None:
             reconstruction = base + reconstruction
         loss = None if labels is None else self.restoration_loss(reconstruction, labels)
-        return ImageSuperResolutionOutput(
-            loss=loss, reconstruction=reconstruction, hidden_states=outputs.hidden_states
-        )
+        states = outputs.hidden_states
+        return ImageSuperResolutionOutput(loss=loss, reconstruction=reconstruction, hidden_states=states)

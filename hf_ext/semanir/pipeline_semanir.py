@@ -46,14 +46,14 @@ class ImageRestorationPipeline(Pipeline):
             raise ValueError(f"the model is a {self.model.config.model_type!r}; this pipeline takes 'semanir' models.")
         # The root of a merge loads like a checkpoint, and restores worse than not at all.
         if tasks := getattr(self.model.config, "emr_tasks", None):
-            raise ValueError(
-                f"{self.model.config.name_or_path} is a merge, and the model at its root is of no task. Choose one of "
-                f"{', '.join(tasks)} and give its model: hf_ext.EMRModel.from_pretrained(..., task={tasks[0]!r}).model"
+            told = (
+                f"{self.model.config.name_or_path} is a merge, and the model at its root is of no task. Choose one of"
             )
+            advice = f"and give its model: hf_ext.EMRModel.from_pretrained(..., task={tasks[0]!r}).model"
+            raise ValueError(f"{told} {', '.join(tasks)} {advice}")
         if "strength" not in self._options[1] and getattr(self.model.config, "restoration_strength", None) is not None:
-            warnings.warn(
-                "Import hf_ext, which knows the model's own strength: here clean pictures lose detail.", stacklevel=2
-            )
+            told = "Import hf_ext, which knows the model's own strength: here clean pictures lose detail."
+            warnings.warn(told, stacklevel=2)
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         """Restore one picture, or each of a list, data set or generator: files, addresses, PIL images, or arrays of

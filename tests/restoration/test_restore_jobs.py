@@ -352,6 +352,22 @@ def test_only_results_of_our_own_are_damaged(content, recorded, state, tmp_path,
     assert Image.MAX_IMAGE_PIXELS == 40
 
 
+ENCODED = ("gif", "png", "jpg", "webp", "bmp")
+
+
+@pytest.mark.parametrize(("ending", "options"), [kind for kind in KINDS if kind[0] in ENCODED])
+def test_a_result_of_which_the_last_bytes_are_gone_is_made_anew(ending, options, tmp_path):
+    data, there = container(ending, **options), tmp_path / f"a.{ending}"
+    job = Job("b", b"a picture", there, there.suffix)
+    Records(tmp_path, "model", {}).add(job, data)
+    # What somebody added to, or made in its place, is whole.
+    theirs = [data + b"more", encode(noise(5, 6, 3), {"jpg": "JPEG"}.get(ending, ending.upper()))]
+    for state, written in (("ours", [data[:-lost] for lost in (1, 4, 12, 13, 30)]), ("foreign", theirs)):
+        for content in written:
+            there.write_bytes(content)
+            assert Records(tmp_path, "model", {}).state(job) == state, len(content)
+
+
 def test_an_adapter_is_another_model_on_another_base(tmp_path):
     for name in ("base", "adapter"):
         (tmp_path / name).mkdir()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps, JpegImagePlugin
 
+from hf_ext import released
 from hf_ext.restoration.containers import is_lossless_webp
 from hf_ext.restoration.encoding import DEFAULT, Encoding, encode_frames
 from hf_ext.restoration.files import Frames, Picture, read_frames, read_image
@@ -16,8 +17,8 @@ from hf_ext.restoration.jobs import FORMATS, Job
 from hf_ext.restoration.run import restore_files
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
-from hf_ext.semanir.image_processing_semanir import pixels_to_image
-from tests.kit.pictures import chunk, encode, make_exif
+from hf_ext.semanir.image_processing_semanir import from_unit, pixels_to_image, spread_colours
+from tests.kit.pictures import chunk, encode, make_exif, noise
 from tests.kit.restorers import tiny_restorer
 from tests.restoration.tiff_testing import tiff
 
@@ -259,3 +260,60 @@ def test_hidden_colours_do_not_reach_the_network(way, scale):
         # In floats: of 8 bits Pillow clips rows before it makes columns of them.
         alpha = Image.fromarray(pixels[..., -1].astype(np.float32)).resize((62, 48), Image.Resampling.BICUBIC)
         assert np.abs(found[..., -1] - np.asarray(alpha).clip(0, 255)).max() <= 0.51
+
+
+def paint_disc(side: int, soft: float, hidden: int) -> np.ndarray:
+    """White on black of little alpha, as floats; the edge is so many 128ths of a side wide."""
+    rows, columns = np.mgrid[:side, :side] + 0.5
+    alpha = np.clip((side / 3 - np.hypot(rows - side / 2, columns - side / 2)) * 64 / side / soft + 0.5, 0, 1)
+    return np.stack([*[alpha > hidden / 255] * 3, np.maximum(alpha, hidden / 255)], axis=-1).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def enlarger() -> SemanIRForImageRestoration:
+    return SemanIRForImageRestoration.from_pretrained(released("super-resolution-x2")).eval()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("soft", [1, 4])
+@pytest.mark.parametrize("hidden", [0, 1, 2, 3, 6, 16])
+def test_colours_that_can_hardly_be_seen_darken_no_edge(enlarger, hidden, soft, dtype):
+    """Nearly as near to the same drawing of twice the size as Pillow, which weighs colours by alpha."""
+    given, wanted, top = paint_disc(48, soft, hidden), paint_disc(96, soft, hidden), np.iinfo(dtype).max
+    weighed = np.concatenate([given[..., :3] * given[..., 3:], given[..., 3:]], axis=-1)
+    planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(weighed, -1, 0)]
+    pillow = np.stack([plane.resize((96, 96), Image.Resampling.BICUBIC) for plane in planes], axis=-1).clip(0, 1)
+    found = restore_image(enlarger, np.rint(given * top).astype(dtype)) / top
+    found[..., :3] *= found[..., 3:]
+    wanted[..., :3] *= wanted[..., 3:]
+    for light in (0, 1):
+        errors = [(picture[..., :3] + light * (1 - picture[..., 3:]))[..., 0] for picture in (found, pillow, wanted)]
+        ours, theirs = (255 * np.sqrt(np.mean((picture - errors[2]) ** 2)) for picture in errors[:2])
+        assert ours < theirs + 0.2 + hidden / 25, light
+
+
+ROWS_48, COLUMNS_48 = np.mgrid[:48, :48]
+FROM_MIDDLE = np.hypot(ROWS_48 - 23.5, COLUMNS_48 - 23.5)
+# Alpha, and how much of a level may change over black.
+SOFT_ALPHA = {
+    "opaque": (np.full((48, 48), 255), 0),
+    "half": (np.full((48, 48), 128), 0),
+    "faint everywhere": (np.full((48, 48), 5), 0),
+    "panes": (np.array([255, 128, 64, 22])[COLUMNS_48 // 12], 0),
+    "faint panes": (np.array([20, 10, 5, 2])[ROWS_48 // 12], 0),
+    "hard edge": (255 * (FROM_MIDDLE < 16), 0),
+    "faint, far from others": (np.where(FROM_MIDDLE < 8, 255, 9 * (FROM_MIDDLE > 16)), 0),
+    "smooth edge": (255 * np.clip(16.5 - FROM_MIDDLE, 0.1, 1), 0),
+    "brush": (255 * np.exp(-((FROM_MIDDLE / 14) ** 2)), 0),
+    "ramp": (255 * np.clip((20 - FROM_MIDDLE) / 8, 0, 1), 3),
+}
+
+
+@pytest.mark.parametrize("kind", SOFT_ALPHA)
+def test_colours_that_can_be_seen_are_enlarged_as_they_are(kind, enlarger):
+    (alpha, allowed), colours = SOFT_ALPHA[kind], noise(48, 48, 3) // 8 + 100
+    alpha = np.rint(alpha).astype(np.uint8)[..., None]
+    found = restore_image(enlarger, np.concatenate([colours, alpha], axis=-1))
+    wanted = restore_image(enlarger, spread_colours(colours / np.float32(255), alpha > 0))
+    seen = np.abs(found[..., :3] - from_unit(wanted).astype(float)) * found[..., 3:] / 255
+    assert seen.max() <= allowed

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from hf_ext.errors import DataError, UsageError
-from hf_ext.restoration.encoding import encode_frames
+from hf_ext.restoration.encoding import Encoding, encode_frames
 from hf_ext.restoration.files import Frames, Picture, read_frames, read_image
 from tests.kit.pictures import PROFILE, chunk, encode, make_exif, noise, write_image
 from tests.kit.refusals import refused
@@ -209,6 +209,25 @@ def test_a_profile_is_written_only_with_its_colours_and_what_has_no_place_is_sai
     data = encode_frames(Frames([Picture(noise(5, 9, channels), exif, profile)]), format, say=said.append)
     assert read_frames(data).pictures[0].icc_profile == (profile if stays else None)
     assert len(said) == (not stays) + (exif is not None)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize(
+    ("channels", "alpha", "background", "stays"),
+    [
+        *((1, None, background, True) for background in ((255, 136, 0), (9, 9, 9))),
+        *((2, alpha, (255, 136, 0), alpha == 1) for alpha in (0, 0.5, 1)),
+        *((2, alpha, (9, 9, 9), True) for alpha in (0, 0.5, 1)),
+    ],
+)
+def test_a_grey_profile_is_written_into_a_grey_jpeg_alone(channels, alpha, background, stays, dtype):
+    pixels, said = noise(5, 9, channels, dtype=dtype), []
+    if alpha is not None:
+        pixels[..., 1] = alpha * np.iinfo(dtype).max
+    frames = Frames([Picture(pixels, None, GREY_PROFILE)])
+    with Image.open(io.BytesIO(encode_frames(frames, "JPEG", Encoding(background=background), said.append))) as image:
+        assert (image.mode, image.info.get("icc_profile")) == (("L", GREY_PROFILE) if stays else ("RGB", None))
+    assert sum("GRAY" in line for line in said) == (not stays)
 
 
 ANIMATED = {"GIF": ".gif", "PNG": ".png", "WEBP": ".webp"}
