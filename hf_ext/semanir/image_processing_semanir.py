@@ -201,7 +201,7 @@ def match_picture(restored: np.ndarray, picture: np.ndarray) -> np.ndarray:
     if picture.shape[-1] % 2:
         return restored
     own, alpha, hidden = picture[..., :-1], picture[..., -1], find_hidden(picture[..., -1])
-    part, size = np.float32(hidden)[..., None], restored.shape[:2]
+    part, size = hidden.astype(np.float32)[..., None], restored.shape[:2]
     if size != alpha.shape:
         planes = (Image.fromarray(plane) for plane in (alpha, alpha * hidden))
         alpha, faint = (np.asarray(plane.resize(size[::-1], Image.Resampling.BICUBIC)).clip(0, 1) for plane in planes)
