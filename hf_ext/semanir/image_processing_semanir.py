@@ -188,7 +188,7 @@ def restore_picture(pixels: np.ndarray, config: Any, restore: Callable[[np.ndarr
     elif (colours.shape[-1], taken) == (3, 1):
         restored = np.moveaxis(restore(np.moveaxis(colours, -1, 0)[..., None])[..., 0], 0, -1)
     else:
-        wanted = "1 (a mosaic) or 4 (packed)" if config.demosaicks else "1 to 4" if taken in (1, 3) else taken
+        wanted = "1 channel (a mosaic) or 4 (packed)" if config.demosaicks else "1 to 4" if taken in (1, 3) else taken
         raise ValueError(f"the picture has {channels} channels; this model takes {wanted}, as the last axis.")
     return match_picture(restored, picture)
 
