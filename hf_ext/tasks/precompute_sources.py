@@ -37,6 +37,8 @@ from ..errors import DataError
 
 # Bytes of the beginning, and of the end, of a file that its hash takes.
 _ENDS = 4096
+# Beginnings of BMP, PNM and TIFF, which may be without compression: edited ones have the same size and ends.
+_PLAIN = (b"BM", b"P4", b"P5", b"P6", b"P7", b"II", b"MM")
 # Addresses of files of the Hub, as `datasets` writes them, and how many are looked up at once.
 _HUB, _LOOKED_UP = "hf://datasets/", 500
 # The number of an example, and what reads it: the hash that place and mirroring follow from, and all columns.
@@ -222,22 +224,24 @@ def hash_rows(data: datasets.Dataset, image_column: str) -> list[str]:
         for path, content, size, head, tail, other in zip(
             paths.to_pylist(), contents, sizes, heads, tails, others, strict=True
         ):
-            version = "" if size is None else hashlib.sha256(content.as_buffer()).hexdigest()
+            version = ""
+            if size is not None and head.startswith(_PLAIN):
+                version = hashlib.sha256(content.as_buffer()).hexdigest()
             if size is None and path and os.path.isfile(path):
-                # An exchanged picture without compression has the same size.
-                about = os.stat(path)
-                size, version = about.st_size, str(about.st_mtime_ns)
+                size = os.path.getsize(path)
                 with open(path, "rb") as file:
                     head = file.read(_ENDS)
                     file.seek(max(0, size - _ENDS))
                     tail = file.read()
+                    file.seek(0)
+                    version = hashlib.file_digest(file, "sha256").hexdigest() if head.startswith(_PLAIN) else ""
             if path and "::" in path:
                 # Of an archive, that is not opened for each: another one is another picture.
                 archive = os.stat(path.rpartition("::")[2])
                 size = f"{path.partition('::')[0]} {archive.st_size} {archive.st_mtime_ns}"
             digest = _hash(path, size, head, tail, other)
             seen[digest] += 1
-            found.append(f"{digest} {seen[digest]} {version}")
+            found.append(f"{digest}{seen[digest] if seen[digest] > 1 else ''}{version and ' ' + version}")
     return found
 
 
