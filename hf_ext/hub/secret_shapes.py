@@ -11,8 +11,11 @@ from typing import NamedTuple
 
 # Comes before a prefix: `task-…` is no `sk-…`. And a name may not go on: `self_hf_…` is none of `hf_…`.
 _START, _NAME = r"(?<![A-Za-z0-9])", r"(?<![A-Za-z0-9_])"
-# A name in parts, such as SHA256-hash and org/Model-2B, which prose may have behind a word and a blank.
-_PARTS = r"(?:\d{0,4}[A-Za-z]+\d{0,4}[_\-/.]|\d{1,4}[_\-/.])+\d{0,4}[A-Za-z]*\d{0,4}(?![^\s\"'`,;:.)\]|])"
+# A name in parts that begins or ends in words, such as SHA256-hash, or a path: prose has it behind a word and a blank.
+_PARTS = (
+    r"(?:(?=[a-z]+-[a-z]+-|\S*/)|(?!(?:[^\s\-]*-){4})(?=\S*[_\-.][a-z]{4,}(?![\w\-])))"
+    r"(?:\d{0,4}[A-Za-z]+\d{0,4}[_\-/.]|\d{1,4}[_\-/.])+\d{0,4}[A-Za-z]*\d{0,4}(?![^\s\"'`,;:.)\]|])"
+)
 # Comes between a name and its value, in JSON, YAML, Python, shells, tables and XML. The first line is of lists of
 # names and values ("name": "API_KEY", "value": …), the third of arguments (a list of labels goes on with words such
 # as "ipv4_address"), the last of blocks and tags of YAML and of types.
@@ -52,7 +55,8 @@ a key of Fireworks or Pinecone | fw_ pcsk_ | <NAME>(?:fw_[A-Za-z0-9]{22,}|pcsk_[
 a key of LangSmith or Jina | lsv2_ jina_ | <NAME>(?:lsv2_(?:pt|sk)_[0-9a-f]{32}|jina_[\w\-]{40,})
 a key of ElevenLabs or RubyGems | sk_ rubygems_ | <NAME>(?:sk|rubygems)_[0-9a-f]{48}
 a key of Weights & Biases | wandb | <NAME>wandb_v1_[\w\-]{20,}
-    |(?:wandb\.?\s?login[\s(]{1,3}(?:--relogin\s+)?|(?:<NAME>|(?i:wandb)_)(?i:key)["']?\s{0,3}[:=]\s{0,3})
+    |(?:wandb\.?\s?login[\s(]{1,3}(?:--relogin\s+)?
+    |(?:<NAME>(?<![A-Za-z] )|(?i:wandb)[_ ])(?i:key)["']?\s{0,3}[:=]\s{0,3})
     ["']?(?:local-)?[0-9a-f]{40}(?!\w)
 a key of Kaggle | username kgat_ | "key"\s{0,3}:\s{0,3}"[0-9a-f]{32}"|<NAME>KGAT_[A-Za-z0-9]{20,}
 # Clouds.
@@ -252,7 +256,7 @@ a header with a credential | authorization |
 a secret by its name | secret token key |
     (?i:(?:client|app(?:lication)?|api|auth|access|secret|private|session|refresh|bot|hub|signing|encryption|account
     |service|consumer|subscription|webhook|master|jwt|integration|pre-?shared)[_\- ]?(?:secret|token|key)
-    (?:_id|_base|[_\-]?(?:secret|token|key|value))?)<IS>(?P<value><MIXED>[\w+/=.\-~]{20,})
+    (?:_id|_base|(?P<more>[_\-]?(?:secret|token|key|value)))?)<IS>(?P<value>(?(more)<CASED>|<MIXED>)[\w+/=.\-~]{20,})
 a key by its name | key |
     # Any name that ends so, for what is long, mixed and no name in parts. Some keys are for all to see.
     (?<![A-Za-z])(?!(?i:(?:public|site|publishable|cache|hash|host|sort|lock)_?key))[A-Za-z]{2,20}(?:Key|_key)
