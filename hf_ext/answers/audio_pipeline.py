@@ -59,7 +59,7 @@ class AudioClassificationPipeline(PlainPipeline):
             kwargs["batch_size"] = 1
             inputs = str(inputs) if isinstance(inputs, Path) else inputs
         # Of none, transformers looks for the first.
-        return [] if isinstance(inputs, list) and not inputs else super().__call__(inputs, **kwargs)
+        return [] if isinstance(inputs, list | tuple) and not inputs else super().__call__(inputs, **kwargs)
 
     def _is_mrconv(self) -> bool:
         return bool(self.model.config.model_type == "mrconv")

@@ -29,7 +29,7 @@ UNOPENABLE = (*UNDECODABLE, *BROKEN_ARCHIVE, ImportError)
 # Two blocks of zeros end a tar file.
 _TAR_END = bytes(2 * tarfile.BLOCKSIZE)
 # Sizes that programs write to a pipe, as they know none: 2 GB and more.
-_UNKNOWN = 0x7FFF0000
+_UNKNOWN = 0x7E000000
 
 SoundFile = str | io.BytesIO
 

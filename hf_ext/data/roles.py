@@ -1,6 +1,5 @@
 """Detection of the roles of a table's columns: time, series, label, inputs."""
 
-import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -31,8 +30,6 @@ _PLAIN = re.compile(
     r"(?i)((time|date|date_?time|zeit|datum|ds|ts|epoch|year|step|t|seconds?|sec|ms|index|cycles?|frames?|ticks?)"
     r"|time[ _-]?(stamp|step|index)|.*(_|\b)(date|timestamp))([ _-](no|number|s|ms|sec|seconds|utc))?\s*(\W.*)?"
 )
-# Names that pandas gives to an index without one.
-_INDEX = re.compile(r"(Unnamed: |index|level_|__index_level_)\d*_*", re.IGNORECASE)
 _SERIES = re.compile(
     r"(series|unique|item|case|subject|patient|sensor|unit|machine|sample|example|trial|recording|participant|person"
     r"|user|device|engine|store|shop|product|sku|site|station|customer|vehicle|id|ids|sid|group)"
@@ -128,7 +125,7 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     texts = _without(frame, numbers, known)
     times = [name for name in texts if to_seconds(columns[name]) is not None]
     others = _without(texts, times)
-    named = [n for n in numbers if GROUPS.fullmatch(n) or _is_copy(frame, n, label) or _is_index(frame, n, series)]
+    named = [name for name in numbers if GROUPS.fullmatch(name) or _is_copy(frame, name, label)]
     inputs = list(hints.inputs) or _without(numbers, known, named) or _without(numbers, known)
     prose = [name for name in others if is_prose(columns[name])]
     # One word a row, seldom the same, beside numbers: keys, serial numbers.
@@ -155,7 +152,7 @@ def find_roles(table: Table, hints: Hints) -> Roles:
     left_out = dict.fromkeys(others, "texts") | dict.fromkeys(names, "names of the rows")
     left_out |= dict.fromkeys(times, "another time")
     left_out |= dict.fromkeys(_without(numbers, inputs, known), "not among the inputs")
-    told = "names the row, the group or the class; --inputs takes it all the same"
+    told = "names the group or the class; --inputs takes it all the same"
     left_out |= dict.fromkeys(_without(named, inputs, known), told)
     notes = [f"{spoiled} repeats, so that the rows keep their order"] * (spoiled not in (None, time))
     roles = Roles("positions", inputs, label, time, series, left_out, notes)
@@ -222,14 +219,6 @@ def _is_copy(frame: pd.DataFrame, name: Any, label: str | None) -> bool:
     return len(pairs) == classes == given[name].nunique() and 1 < classes <= 0.5 * len(given)
 
 
-def _is_index(frame: pd.DataFrame, name: str, series: str | None) -> bool:
-    """True for an index: whole numbers that differ in each series, or count up but for few steps, of joined tables."""
-    if not _INDEX.fullmatch(name) or not (frame[name] % 1 == 0).all():
-        return False
-    keys = [name] if series is None else [series, name]
-    return not frame.duplicated(keys).any() or bool((np.diff(frame[name]) == 1).mean() > 0.9)
-
-
 def _without(names: Iterable[str], *others: Iterable[str | None]) -> list[str]:
     known = {*chain(*others)}
     return [name for name in names if name not in known]
@@ -281,7 +270,7 @@ def _find_wide(table: Table, names: list[str], label: str | None, hints: Hints) 
     steps, counted = step_columns(names), [name for name in names if is_whole and name in groups[0]]
     rest = _without(frame, counted, [label])
     series = _find_series(frame[rest], label)
-    time = _find_time(frame, _without(rest, [series]), series, is_whole)
+    time = _find_time(frame, _without(rest, [series]), series)
     several = len(groups) > 1 and time is None
     if not several and (time or series) and (not is_whole or (time and series)):
         return None
@@ -353,37 +342,21 @@ def _find_series(frame: pd.DataFrame, label: str | None) -> str | None:
     return found[0] if found else None
 
 
-def _find_time(frame: pd.DataFrame, names: list[str], series: str | None, wide: bool = False) -> str | None:
-    """The column of times; where each row may be a series, `wide`, shuffled rows and dates of any name are none."""
-    written, counted, others, columns = [], [], [], dict(frame.items())
-    parts = [*order_rows(frame, series).values()]
+def _find_time(frame: pd.DataFrame, names: list[str], series: str | None) -> str | None:
+    written, counted, columns = [], [], dict(frame.items())
     for place, name in enumerate(names):
         values, strong, named = columns[name], bool(TIME.fullmatch(name)), may_rise(name)
         if not pd.api.types.is_numeric_dtype(values.dtype):
-            if named or place == 0:
-                written += [name] if to_seconds(values) is not None else []
-            elif not wide and _are_steps(values, parts):
-                others.append(name)
+            written += [name] if (named or place == 0) and to_seconds(values) is not None else []
         elif named and len(values) > 1:
-            kept = [values.iloc[rows] for rows in parts]
+            kept = [values] if series is None else [part for _, part in values.groupby(frame[series])]
             unique = all(part.is_unique for part in kept)
             rising = not strong and all(part.is_monotonic_increasing for part in kept)
-            even = not (wide and _INDEX.fullmatch(name)) and all(map(_is_even, kept))
-            counted += [name] if unique and (strong or rising or even) else []
+            counted += [name] if unique and (strong or rising or all(map(_is_even, kept))) else []
     if len(written) == 2 and sum(is_clock(columns[name]) for name in written) == 1:
         raise DataError(f"{' and '.join(written)} hold a date and a time of day: {_JOIN}")
-    # A date says more than the year beside it, and all say more than an index.
-    clear = written or [name for name in counted if not _INDEX.fullmatch(name)] or others * (len(others) == 1)
-    return _only(clear or counted, "the time", "time")
-
-
-def _are_steps(values: "pd.Series[Any]", parts: list[np.ndarray]) -> bool:
-    """True for dates that are even steps of each series, but for gaps, in any order."""
-    with contextlib.suppress(DataError):
-        seconds = seconds_of(values, parts)
-        steps = np.concatenate([np.diff(np.sort(seconds[rows])) for rows in parts])
-        return len(steps) > 1 and bool(steps.min() > 0 and (abs(steps / np.median(steps) - 1) <= 0.5).mean() >= 0.9)
-    return False
+    # A date says more than the year beside it.
+    return _only(written or counted, "the time", "time")
 
 
 def _is_spoiled(frame: pd.DataFrame, name: str, series: str | None) -> bool:

@@ -84,7 +84,7 @@ def read_table(
             told = "its lines have more cells than the line of names: give each column a name"
         raise DataError(f"{path} cannot be read: {told}.") from error
     # A table that was written twice has two.
-    while not keep_index and _drop_index(table, label):
+    while not keep_index and _drop_index(table):
         pass
     return table
 
@@ -99,8 +99,7 @@ def read_text(path: Path) -> str:
 
 def _plain_frame(frame: pd.DataFrame) -> pd.DataFrame:
     # An index of dates is a column as any other.
-    if not isinstance(frame.index, pd.RangeIndex):
-        frame = frame.reset_index(names=["Unnamed: 0"] if [*frame.index.names] == [None] else None)
+    frame = frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
     names = ["_".join(map(str, name)).rstrip("_") if isinstance(name, tuple) else str(name) for name in frame.columns]
     frame.columns = [name.strip() for name in names]
     if twice := frame.columns[frame.columns.duplicated()].tolist():
@@ -372,24 +371,18 @@ def _has_texts(values: "pd.Series[Any]") -> bool:
     return pd.api.types.is_string_dtype(kind) or isinstance(kind, pd.CategoricalDtype)
 
 
-def _drop_index(table: Table, label: str | None) -> bool:
-    """Leaves out a first column that counts the rows, or one without a name that numbers them, as `to_csv()` does."""
+def _drop_index(table: Table) -> bool:
+    """Leaves out a first column that counts the rows, as `to_csv()` writes it; True if there is one."""
     frame = table.frame
     if len(frame.columns) < 2 or not len(frame):
         return False
-    name, values, is_numeric = frame.columns[0], frame.iloc[:, 0], pd.api.types.is_numeric_dtype
-    counts, nameless = is_numeric(values) and values.dtype != bool, not name or name.startswith("Unnamed:")
+    name, values = frame.columns[0], frame.iloc[:, 0]
+    counts = pd.api.types.is_numeric_dtype(values) and values.dtype != bool
     # Whole numbers as they are: large ones are equal as floats.
-    rises = counts and len(frame) > 1 and (np.diff(values.to_numpy()) == 1).all()
-    numbers = counts and nameless and values.is_unique and (values % 1 == 0).all()
-    others = (cells for other, cells in frame.iloc[:, 1:].items() if other != label and not LABEL.fullmatch(other))
-    # Even steps tell the order of rows that were shuffled.
-    numbers = numbers and (values.is_monotonic_increasing or np.ptp(np.diff(np.sort(values))) > 0)
-    if (rises and _INDEX.fullmatch(name)) or (numbers and any(map(is_numeric, others))):
+    if counts and _INDEX.fullmatch(name) and len(frame) > 1 and (np.diff(values.to_numpy()) == 1).all():
         table.frame = frame.iloc[:, 1:]
-        told = "" if nameless else f", {name},"
-        how = "counts" if rises else "is an index of"
-        table.notes.append(f"the first column{told} {how} the rows, and is left out")
+        told = "" if name.startswith("Unnamed") or not name else f", {name},"
+        table.notes.append(f"the first column{told} counts the rows, and is left out")
         return True
     if name.startswith("Unnamed:"):
         table.frame = frame.iloc[:, 1:] if counts and len(frame) == 1 else frame.rename(columns={name: "index"})

@@ -146,7 +146,10 @@ def find_agreed(base: Companions, tasks: Collection[Companions]) -> dict[str, di
     found = dict[str, dict[str, Any]]()
     for name, (keys, _) in _EARLIER.items():
         if all(name in own.files for own in (base, *tasks)):
-            ours, first, *others = (read_json_object(own.files[name]) for own in (base, *tasks))
+            try:
+                ours, first, *others = (read_json_object(own.files[name]) for own in (base, *tasks))
+            except ValueError:  # as with a repeated key
+                continue
             told = {key: first[key] for key in keys if key in first and first[key] != ours.get(key)}
             same = {key: value for key, value in told.items() if all(other.get(key) == value for other in others)}
             found |= {name: same} if same else {}
@@ -199,7 +202,7 @@ def join_companions(base: Companions, tasks: Mapping[str, Companions]) -> tuple[
             if some := [name for name in names if (name in ours) == there]:
                 told.append(f"{title} has its own {', '.join(some)}, or some tasks lack it; the merged model {ending}")
     for name, settings in find_agreed(base, tasks.values()).items():
-        if not any(_EARLIER[name][1] in own.files for own in tasks.values()):
+        if name == "tokenizer_config.json" and not any(_EARLIER[name][1] in own.files for own in tasks.values()):
             joined.pop(_EARLIER[name][1], None)
         told.append(f"{name}: the merged model gets {', '.join(settings)} of the tasks, which agree")
     return joined, [*modules], told

@@ -32,7 +32,7 @@ from .configuration import whole_number
 from .loading import compare_settings, find_loaded_names, find_part
 from .name_matching import match_fine_tune
 from .sources import open_weights, size_text
-from .tensors import find_forms, name_some
+from .tensors import find_layers, name_some
 
 _PREFIX = "base_model.model."
 # Above this a fixed rank is found without all singular values.
@@ -186,9 +186,11 @@ class _Extraction:
         self._origin = {first.get(name, name): name for name in pair.names}
         self._modules = dict(self._model.named_modules())
         self._held: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
-        lacking = {form for name in self._held.keys() - self._origin for form in find_forms(name, ())}
+        known = {id(self._held[name]) for name in self._held.keys() & self._origin}
+        free = (name for name, own in self._held.items() if id(own) not in known and own.is_floating_point())
+        lacking = {layer for name in free for layer in find_layers(name)}
         lost = (name for name in self._origin.keys() - self._held if self._origin[name] not in pair.base_shapes)
-        if other := sorted(name for name in lost if lacking & find_forms(name, ())):
+        if other := sorted(name for name in lost if lacking & find_layers(name)):
             raise DataError(f"{pair.title}: {name_some(other)} are not in the base, which has them {_OTHER_FORM}.")
         # peft saves whole every module whose name ends with that of one that must be: pre_classifier with classifier.
         named = [name for name in self._origin if name in self._held]

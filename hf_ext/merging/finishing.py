@@ -109,7 +109,10 @@ def _copy_companions(folder: Path, plan: Plan) -> None:
         {} if plan.config.with_masks else find_agreed(plan.base.companions, [own.companions for own in plan.tasks])
     )
     for name, settings in agreed.items():
-        write_json(folder / name, read_json_object(folder / name) | settings)
+        # what the base has in its newer place goes before
+        newer = [folder / "generation_config.json"] * (name == "config.json" and "generation_config.json" in root)
+        for path in (folder / name, *newer):
+            write_json(path, read_json_object(path) | settings)
     if plan.config.include_base:
         copy_into(base, folder / "base")
     for task in tasks:

@@ -281,12 +281,17 @@ def _join_slices(first: list[_Entry], second: list[_Entry], place: _Entry) -> li
         (one.value.get("layer_range"), two.value.get("layer_range")) for one, two in zip(first, second, strict=False)
     ]
     lists = all(isinstance(layers, list) and len(layers) == 2 for two in ranges for layers in two)
-    if plain[0] != plain[1] or not lists or any(one[1] != two[0] for one, two in ranges):
+    if plain[0] != plain[1] or not lists or not all(_follow(*two) for two in ranges):
         place.refuse(
             "a second slice that does not go on with the layers of the same models, which is mergekit's alone"
         )
     joined = zip(first, ranges, strict=True)
     return [_Entry({**item.value, "layer_range": [one[0], two[1]]}, item.place) for item, (one, two) in joined]
+
+
+def _follow(one: list[Any], two: list[Any]) -> bool:
+    rising = [*one, *two[1:]]
+    return all(type(at) is int for at in (*one, *two)) and one[1] == two[0] and rising == sorted({*rising})
 
 
 def _is_by_layer(setting: Any) -> bool:
@@ -307,7 +312,7 @@ def _read_model(model: _Entry) -> str:
                 told = f"{first}@{others[0]}"
             elif not any(others):
                 told = first
-    if not isinstance(told, str) or not told.strip() or "+" in told:
+    if not isinstance(told, str) or not told.strip() or told.startswith("{") or "+" in told:
         advice = "name a folder or org/name[@revision]; adapters are merged in by peft first"
         model.refuse(f"model {told!r:.80}: {advice}")
     return told

@@ -11,7 +11,6 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -151,12 +150,17 @@ class Table:
             absent = [name for name in others if name not in known]
             unfit = [item.base_name for item in lost if item.base_name in self._base.tensors]
             unfit = [*absent, *(name for name in unfit if name not in absent)]
-            # under another name, as a wrapper of its module gives it, or stacked with others, as experts are
-            trained = [
+            # under a longer name, as a wrapper of its module gives it
+            parts = [(item.shape, item.base_name.split(".")) for item in lost]
+            shorter = [(shape, ".".join(own for own in name if own != part)) for shape, name in parts for part in name]
+            unfit += [name for shape, name in shorter if self._lacking.get(name) == shape]
+            # in another form in the same layer: experts that are stacked, or one by one
+            learned = [
                 item for item in lost if item.dtype.is_floating_point and not _is_computed(item.base_name, item)
             ]
-            forms = {form for item in trained for form in find_forms(item.base_name, item.shape)}
-            unfit += [name for name, shape in self._lacking.items() if forms & find_forms(name, shape)]
+            layers = {layer for item in learned for layer in find_layers(item.base_name)}
+            lacking = [name for name in self._lacking if not _is_computed(name, self._base.tensors[name])]
+            unfit += [name for name in lacking if name not in unfit and layers & find_layers(name)]
             unfit = [name for name in unfit if not _is_statistic(name)]
             if lost:
                 names = name_some([item.name for item in lost])
@@ -315,12 +319,10 @@ class Table:
         return any(pattern.match(name) for pattern in self._excluded)
 
 
-def find_forms(name: str, shape: tuple[int, ...]) -> set[Any]:
-    """Numbered layers that a tensor is in, and its modules with its shape; two that share one of these may hold the
-    same weights in other forms. Heads share none."""
-    parents = [name[:at] for at, letter in enumerate(name) if letter == "."]
-    layers = {parent for parent in parents if parent.rpartition(".")[2].isdigit()}
-    return layers | {(parent, shape) for parent in parents or [""]}
+def find_layers(name: str) -> set[str]:
+    """The numbered layers that a tensor is in."""
+    parents = (name[:at] for at, letter in enumerate(name) if letter == ".")
+    return {parent for parent in parents if parent.rpartition(".")[2].isdigit()}
 
 
 def _is_statistic(name: str) -> bool:
@@ -334,7 +336,7 @@ def _is_computed(name: str, info: TensorInfo | Own) -> bool:
     # one mask for all heads; a bias of each head is learned
     causal_mask = name.endswith("attn.bias") and info.shape == (1, 1, *2 * info.shape[-1:])
     float_mask = info.dtype.is_floating_point and last.endswith("mask")
-    return last in _COMPUTED_BUFFERS or float_mask or causal_mask
+    return last in _COMPUTED_BUFFERS or last.endswith("_cached") or float_mask or causal_mask
 
 
 def inputs_first(file: Source, name: str) -> bool:

@@ -64,12 +64,6 @@ ONE = {"y": Y}
 GERMAN = {"zeit": [str(hour) for hour in HOURS], "y": Y, "z": Z, "label": STATES}
 GAP = [str(hour) for hour in [*HOURS[:12], *(HOURS[12:] + pd.Timedelta(hours=50))]]
 MIXED = RNG.permutation(24)
-PANEL = pd.DataFrame({"subject": np.repeat([*"pqrs"], 24), "recorded": [*HOURS] * 4, "y": RNG.normal(size=96)})
-PANEL["label"] = np.repeat(WORDS * 2, 24)
-TIMELESS = PANEL.drop(columns="recorded")
-SHUFFLED = PANEL.sample(frac=1, random_state=0)
-SORTED = SHUFFLED.reset_index(drop=True).sort_values(["subject", "recorded"])
-WIDE = pd.DataFrame(RNG.normal(size=(24, 20)), columns=[f"t{step}" for step in range(20)]).assign(label=STATES)
 
 
 def alone(**columns) -> Case:
@@ -121,39 +115,6 @@ CASES = {
     "row numbers from the middle": beside("", range(100, 124), notes="counts the rows"),
     "id that counts": beside("id", range(24), notes="counts the rows"),
     "unnamed dates": beside("", HOURS, time="index"),
-    # an index that pandas left in no order, or with gaps: no channel, and no time where there is another
-    **{
-        f"index left by {name}": Case(text, ["y"], time, "subject", notes=note)
-        for name, time, note, text in (
-            ("sort_values", "recorded", "", SORTED.to_csv()), ("sample", "recorded", "are sorted", SHUFFLED.to_csv()),
-            ("reset_index", "recorded", "", SORTED.reset_index().to_csv(index=False)),
-            ("two resets", "recorded", "", SORTED.reset_index().set_index(SORTED.index[::-1]).reset_index().to_csv()),
-            ("sort_values, dates last", "recorded", "", SORTED[["subject", "y", "label", "recorded"]].to_csv()),
-            ("sample, a time of numbers", "time", "are sorted",
-             SHUFFLED.assign(time=SHUFFLED.index % 24).drop(columns="recorded").to_csv()),
-            ("concat", "recorded", "", PANEL.set_index(PANEL.index % 24).to_csv()),
-            ("drop", "recorded", "an index of the rows", PANEL.drop(index=[5, 60]).to_csv()),
-            ("filter", None, "an index of the rows", TIMELESS[TIMELESS["y"] > -0.5].to_csv()),
-            ("sample of some", None, "an index of the rows", TIMELESS.sample(60, random_state=0).to_csv()),
-            ("sample, without times", "index", "are sorted", TIMELESS.loc[SHUFFLED.index].to_csv()),
-            ("sample of a half", "index", "are sorted", TIMELESS[::2].sample(frac=1, random_state=0).to_csv()),
-        )
-    },
-    **{
-        f"index left by {name} of rows that are series": Case(text, 20, layout="series")
-        for name, text in (
-            ("sample", WIDE.sample(frac=1, random_state=0).to_csv()), ("filter", WIDE[WIDE["t0"] > -1].to_csv()),
-            ("a half", WIDE[::2].to_csv()), ("a split", WIDE.sample(18, random_state=0).to_csv()),
-        )
-    },
-    # and what is a channel without a name
-    **{
-        f"nameless {name}": beside("", cells, inputs=["index", "y", "z"])
-        for name, cells in {
-            "fractions": (MIXED**2 + 0.5).tolist(), "repeats": (7 * MIXED % 9).tolist()
-        }.items()
-    },
-    "nameless and alone": Case(rows({"": MIXED**2, "label": STATES}), ["index"]),
     "month of names": alone(Month=[f"{day:%b %Y}" for day in pd.date_range("1950-01-01", periods=24, freq="MS")]),
     "epoch in milliseconds": alone(timestamp=[1_700_000_000_000 + 60_000 * step for step in range(24)]),
     "first column of dates of any name": alone(jour=[*HOURS]),
@@ -355,9 +316,6 @@ CASES = {
     ),
     "dates alone": Case(rows({"date": [*HOURS]}), refused=("no column of numbers",)),
     "a number of 400 digits": Case("y\n1\n" + "9" * 400 + "\n", refused=("too large",)),
-    "a number of 5,000 digits in each series": Case(
-        '{"y": [1, %s, 2], "label": "a"}\n' % ("9" * 5000) * 3, suffix=".jsonl", refused=("too large",)
-    ),
     "no row": Case("y,label\n", refused=("no row",)),
     "no row of steps": Case(",".join([*STEPS, "label\n"]), refused=("no row",)),
     "uneven lines": Case("y,label\n1,a\n2,b,c\n", refused=("line 3",)),

