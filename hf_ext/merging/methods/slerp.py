@@ -29,8 +29,8 @@ def slerp(tensor: Block, *, t: Place = 0.5) -> Tensor:
     # merge. Where both are equal, the step is 0 and their cosine 1, which rounded sums would miss.
     (square,), (along, length) = inner_products([first, step])
     product, other = square + along, square + 2 * along + length
-    if other < 1e-6 * square:
-        # of a second vector that is nearly 0 rounding leaves nothing
+    if other < 0.01 * square:
+        # of a far smaller second vector rounding leaves little
         (other,), (product, _) = inner_products([first + step, first])
     cosine = min(max(product / (math.sqrt(square * max(other, 0.0)) or 1.0), -1.0), 1.0)
     total, share = 1.0, t
