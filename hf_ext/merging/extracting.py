@@ -32,7 +32,7 @@ from .configuration import whole_number
 from .loading import compare_settings, find_loaded_names, find_part
 from .name_matching import match_fine_tune
 from .sources import open_weights, size_text
-from .tensors import find_layers, name_some
+from .tensors import find_layers, is_computed, name_some
 
 _PREFIX = "base_model.model."
 # Above this a fixed rank is found without all singular values.
@@ -159,6 +159,11 @@ def cut_matrix(difference: Tensor, rank: int | None, error: float | None) -> tup
     return (v[:, :rank] * root).T.contiguous(), (u[:, :rank] * root).contiguous(), squares
 
 
+def _is_learned(name: str, tensor: Tensor) -> bool:
+    """True unless it is of whole numbers or follows from the configuration."""
+    return tensor.is_floating_point() and not is_computed(name, tensor)
+
+
 def _list_ranks(matrices: list[tuple[Tensor, float, int, int]]) -> list[dict[str, Any]]:
     """Rank, error and bytes of other ranks; a matrix is squared singular values, their sum, rows, columns."""
     whole = sum(total for _, total, _, _ in matrices)
@@ -187,10 +192,11 @@ class _Extraction:
         self._modules = dict(self._model.named_modules())
         self._held: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
         known = {id(self._held[name]) for name in self._held.keys() & self._origin}
-        free = (name for name, own in self._held.items() if id(own) not in known and own.is_floating_point())
+        free = (name for name, own in self._held.items() if id(own) not in known and _is_learned(name, own))
         lacking = {layer for name in free for layer in find_layers(name)}
         lost = (name for name in self._origin.keys() - self._held if self._origin[name] not in pair.base_shapes)
-        if other := sorted(name for name in lost if lacking & find_layers(name)):
+        near = (name for name in lost if lacking & find_layers(name))
+        if other := sorted(name for name in near if _is_learned(name, pair.read(self._origin[name]))):
             raise DataError(f"{pair.title}: {name_some(other)} are not in the base, which has them {_OTHER_FORM}.")
         # peft saves whole every module whose name ends with that of one that must be: pre_classifier with classifier.
         named = [name for name in self._origin if name in self._held]

@@ -24,6 +24,8 @@ from .sources import CONFIGURATION_FILES, open_weights
 from .tensors import SHARED
 from .vectors import require_restorable
 
+_NEWER = "generation_config.json"
+
 # Beside the weights at the root.
 SUMS_FILE = "sums.safetensors"
 
@@ -109,8 +111,9 @@ def _copy_companions(folder: Path, plan: Plan) -> None:
         {} if plan.config.with_masks else find_agreed(plan.base.companions, [own.companions for own in plan.tasks])
     )
     for name, settings in agreed.items():
-        # what the base has in its newer place goes before
-        newer = [folder / "generation_config.json"] * (name == "config.json" and "generation_config.json" in root)
+        # what is in the newer place goes before; tasks that have a file there tell their ends in it
+        stays = name == "config.json" and not any(_NEWER in own.companions.files for own in plan.tasks)
+        newer = [folder / _NEWER] * (stays and _NEWER in root)
         for path in (folder / name, *newer):
             write_json(path, read_json_object(path) | settings)
     if plan.config.include_base:

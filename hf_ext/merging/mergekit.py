@@ -308,11 +308,11 @@ def _read_model(model: _Entry) -> str:
     for keys in (("model", "lora", "override_architecture"), ("path", "revision")):
         if isinstance(told, Mapping) and keys[0] in told and told.keys() <= {*keys}:
             first, *others = (told.get(key) for key in keys)
-            if keys[0] == "path" and others[0]:
+            if keys[0] == "path" and others[0] and isinstance(first, str):
                 told = f"{first}@{others[0]}"
             elif not any(others):
                 told = first
-    if not isinstance(told, str) or not told.strip() or told.startswith("{") or "+" in told:
+    if not isinstance(told, str) or not told.strip() or "+" in told:
         advice = "name a folder or org/name[@revision]; adapters are merged in by peft first"
         model.refuse(f"model {told!r:.80}: {advice}")
     return told

@@ -155,11 +155,9 @@ class Table:
             shorter = [(shape, ".".join(own for own in name if own != part)) for shape, name in parts for part in name]
             unfit += [name for shape, name in shorter if self._lacking.get(name) == shape]
             # in another form in the same layer: experts that are stacked, or one by one
-            learned = [
-                item for item in lost if item.dtype.is_floating_point and not _is_computed(item.base_name, item)
-            ]
+            learned = [item for item in lost if item.dtype.is_floating_point and not is_computed(item.base_name, item)]
             layers = {layer for item in learned for layer in find_layers(item.base_name)}
-            lacking = [name for name in self._lacking if not _is_computed(name, self._base.tensors[name])]
+            lacking = [name for name in self._lacking if not is_computed(name, self._base.tensors[name])]
             unfit += [name for name in lacking if name not in unfit and layers & find_layers(name)]
             unfit = [name for name in unfit if not _is_statistic(name)]
             if lost:
@@ -262,7 +260,7 @@ class Table:
             return EXCLUDED
         if _is_statistic(name):
             return STATISTIC
-        if _is_computed(name, info):
+        if is_computed(name, info):
             return COMPUTED
         if not info.dtype.is_floating_point:
             return WHOLE_NUMBERS
@@ -301,7 +299,7 @@ class Table:
         task, aliases = self._tasks[index], self._matching.aliases
         rest = {own: names.in_base(own) for own in task.tensors}
         rest = {own: name for own, name in rest.items() if name in aliases or names.pairs.get(name) != own}
-        computed = {own for own in rest if _is_computed(own, task.tensors[own])}
+        computed = {own for own in rest if is_computed(own, task.tensors[own])}
         places = task.places if computed else None
         for own, name in rest.items():
             if name in aliases:
@@ -330,7 +328,7 @@ def _is_statistic(name: str) -> bool:
     return last.startswith("running_") or last == "num_batches_tracked"
 
 
-def _is_computed(name: str, info: TensorInfo | Own) -> bool:
+def is_computed(name: str, info: TensorInfo | Own | torch.Tensor) -> bool:
     """True if a buffer follows from the configuration: positions, rotary frequencies, masks, which may be infinite."""
     last = name.rpartition(".")[2]
     # one mask for all heads; a bias of each head is learned

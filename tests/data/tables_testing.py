@@ -316,6 +316,9 @@ CASES = {
     ),
     "dates alone": Case(rows({"date": [*HOURS]}), refused=("no column of numbers",)),
     "a number of 400 digits": Case("y\n1\n" + "9" * 400 + "\n", refused=("too large",)),
+    "a number of 5,000 digits in each series": Case(
+        '{"y": [1, %s, 2], "label": "a"}\n' % ("9" * 5000) * 3, suffix=".jsonl", refused=("too large",)
+    ),
     "no row": Case("y,label\n", refused=("no row",)),
     "no row of steps": Case(",".join([*STEPS, "label\n"]), refused=("no row",)),
     "uneven lines": Case("y,label\n1,a\n2,b,c\n", refused=("line 3",)),

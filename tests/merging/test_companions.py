@@ -192,6 +192,18 @@ def test_templates_and_ends_at_their_earlier_place_travel_too(tmp_path, name, ba
     assert {key: own.get(key) for key in expected} == {key: a.get(key) for key in expected}
 
 
+def test_generation_settings_that_tasks_have_go_before_the_ends_of_their_configurations(tmp_path):
+    config = family(tmp_path, tiny_gpt2) | {"method": "average"}
+    for folder, end, ends in (("base", 2, [2]), ("a", 7, [7, 8]), ("b", 7, [7, 8])):
+        write_json(
+            tmp_path / folder / "config.json", read_json(tmp_path / folder / "config.json") | {"eos_token_id": end}
+        )
+        write_json(tmp_path / folder / "generation_config.json", {"eos_token_id": ends})
+    found = merge(config, tmp_path / "merged")
+    assert read_json(found / "config.json")["eos_token_id"] == 7
+    assert read_json(found / "generation_config.json")["eos_token_id"] == [7, 8]
+
+
 def test_a_task_gets_nothing_of_the_base_that_would_speak_for_it(tmp_path):
     config = family(tmp_path, tiny_gpt2)
     base, a, b = (tmp_path / name for name in ("base", "a", "b"))

@@ -216,6 +216,7 @@ REFUSED_OF_MERGEKIT: dict[str, tuple[str, int, str]] = {
         ONE.replace("ties", "task_arithmetic").replace("weight: 1", "weight: [1, 2], normalize: true, lambda: 2"),
         *(1, "lambda"),
     ),
+    "path of no text": (ONE.replace("org/base", "{model: {path: [org/base], revision: x}}"), 2, "org/base"),
     "adapter": (HEAD + "models:\n  - model: org/a+org/lora\n", 5, "org/lora"),
     "twice": (HEAD + "models:\n  - model: org/a\n  - model: org/a\n", 6, "twice"),
     "two for model_stock": (ONE.replace("ties", "model_stock"), 4, "1 model(s)"),

@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 from peft import PeftModel
-from safetensors.torch import load_file
-from transformers import BertConfig, BertForSequenceClassification, GPT2LMHeadModel
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertForSequenceClassification, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from hf_ext.emr import EMRModel
 from hf_ext.errors import DataError, UsageError
@@ -192,6 +192,18 @@ def test_a_fine_tune_of_biases_alone(berts: Path, tmp_path: Path):
     base = BertForSequenceClassification.from_pretrained(berts / "a")
     found = answer(load_adapter(base, tmp_path / "lora"), **TEXT)
     assert (found - answer(model, **TEXT)).abs().max() < 1e-5
+
+
+def test_buffers_in_layers_whose_biases_the_fine_tune_lacks_are_no_experts_in_another_form(tmp_path: Path):
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, attention_bias=True)).save_pretrained(
+        tmp_path / "base"
+    )
+    LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2)).save_pretrained(tmp_path / "tuned")
+    file, layer = tmp_path / "tuned" / "model.safetensors", "model.layers.0.self_attn"
+    buffers = {f"{layer}.rotary_emb.inv_freq": torch.ones(4), f"{layer}.count": torch.arange(3)}
+    save_file(load_file(file) | buffers, file, metadata={"format": "pt"})
+    assert extract(open_pair(tmp_path / "base", tmp_path / "tuned"), tmp_path / "lora", rank=4)["error"] < 1
 
 
 def test_a_fine_tune_that_computes_otherwise_than_its_base_is_warned_of(berts: Path, tmp_path: Path):
