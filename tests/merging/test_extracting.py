@@ -195,14 +195,20 @@ def test_a_fine_tune_of_biases_alone(berts: Path, tmp_path: Path):
 
 
 def test_buffers_in_layers_whose_biases_the_fine_tune_lacks_are_no_experts_in_another_form(tmp_path: Path):
-    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-    LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, attention_bias=True)).save_pretrained(
-        tmp_path / "base"
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        attention_bias=True,
     )
-    LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2)).save_pretrained(tmp_path / "tuned")
+    for folder in ("base", "tuned"):
+        LlamaForCausalLM(config).save_pretrained(tmp_path / folder)
     file, layer = tmp_path / "tuned" / "model.safetensors", "model.layers.0.self_attn"
+    kept = {name: values for name, values in load_file(file).items() if not name.endswith("proj.bias")}
     buffers = {f"{layer}.rotary_emb.inv_freq": torch.ones(4), f"{layer}.count": torch.arange(3)}
-    save_file(load_file(file) | buffers, file, metadata={"format": "pt"})
+    save_file(kept | buffers, file, metadata={"format": "pt"})
     assert extract(open_pair(tmp_path / "base", tmp_path / "tuned"), tmp_path / "lora", rank=4)["error"] < 1
 
 
